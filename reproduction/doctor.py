@@ -304,14 +304,13 @@ def compare_disk(root: Path, found: Checkup) -> None:
 def tests_lack(suite: Suite) -> list[str]:
     """Return what public tests of language models need next to their data, with ways out."""
     from reproduction.language import harness
-    from reproduction.language.tests import lacking
 
     texts, tests = suite.language.texts, suite.language.tests
     if texts is None or texts.source == "mini" or not tests:
         return []
     missing = f"lm-evaluation-harness (lm_eval): {harness.INSTALL}"
     found = [] if harness.installed() else [missing]
-    lacks = {key: lacking(PUBLIC[name]) for key, name in tests.items() if name in PUBLIC}
+    lacks = {key: harness.lacking(PUBLIC[name]) for key, name in tests.items() if name in PUBLIC}
     return found + [f"{key}: {what}; {way}" for key, own in lacks.items() for what, way in own]
 
 

@@ -76,7 +76,7 @@ def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:
     return role, int(pool) if pool.isdigit() else pool
 
 
-class Draw(Settings):
+class SampleDraw(Settings):
     """The samples of each task that a method sees. samples: None is the whole split, shuffled."""
 
     section = "draw"
@@ -107,7 +107,7 @@ class Reading(Settings):
     tokens: PositiveInt | None = None
 
 
-class Run(Settings):
+class Experiment(Settings):
     """What is made or studied of one role and pool."""
 
     role: str
@@ -130,16 +130,16 @@ class Run(Settings):
         return several or ((self.upstream,) if hasattr(self, "upstream") else ())
 
 
-class MergeRun(Run):
+class MergeRun(Experiment):
     """One merged model. options: the method's own settings; None: not run in this suite."""
 
     method: str
     upstream: str
     options: Mapping[str, Any] | None
-    draw: Draw | None = None  # None: the method looks at no data
+    draw: SampleDraw | None = None  # None: the method looks at no data
 
 
-class CalibrateRun(Run):
+class CalibrateRun(Experiment):
     """One calibrated model per seed."""
 
     upstream: str
@@ -155,11 +155,11 @@ class AdapterSetting(Settings):
     """One training of adapters, once per seed."""
 
     training: AdapterMethod
-    draw: Draw
+    draw: SampleDraw
     seeds: Seeds
 
 
-class AdaptRun(Run):
+class AdaptRun(Experiment):
     """Adapters after one merged model. settings: by their word."""
 
     upstream: str
@@ -167,7 +167,7 @@ class AdaptRun(Run):
     settings: Mapping[str, AdapterSetting]
 
 
-class MultitaskRun(Run):
+class MultitaskRun(Experiment):
     """One model for all tasks: fetched (`model`, a hub id), or trained as the experts are."""
 
     section = "multitask"
@@ -181,7 +181,7 @@ class MultitaskRun(Run):
         require(one, "multitask.steps", self.steps, expected)
 
 
-class MeasureRun(Run):
+class MeasureRun(Experiment):
     """A merged model and what calibrates it against the experts; `task` is shown sample by sample."""
 
     section = "measure"
@@ -212,15 +212,15 @@ class Rivals(Settings):
         """Return what adapters see, and FeatCal's samples where those are others."""
         return (self.stream,) if self.stream == "train" else (self.stream, "train")
 
-    def draw(self, method: str, samples: int, seed: int, stream: str = "") -> Draw:
+    def draw(self, method: str, samples: int, seed: int, stream: str = "") -> SampleDraw:
         """Return the samples of a method. stream: of adapters that see others."""
         own = {"stream": "train", "batch": self.batch}
         if method != "featcal":
             own = {"stream": stream or self.stream, "batch": ADAPTER_BATCH}
-        return Draw(**own, samples=samples, seed=seed)
+        return SampleDraw(**own, samples=samples, seed=seed)
 
 
-class Study(Run):
+class Study(Experiment):
     """A study of one role and pool.
 
     scores:        columns of its scores.   tables: columns of other tables, by name.
@@ -246,10 +246,12 @@ class Study(Run):
     def finish(folder: Path, found: Any) -> None:
         """Write results that are no table."""
 
-    def drawn(self, **changes: Any) -> Draw:
+    def drawn(self, **changes: Any) -> SampleDraw:
         """Return the training samples that FeatCal sees in the study."""
         names = {"samples", "batch", "seed"} - changes.keys()
-        return Draw(stream="train", **{name: getattr(self, name) for name in names}, **changes)
+        return SampleDraw(
+            stream="train", **{name: getattr(self, name) for name in names}, **changes
+        )
 
 
 @cache
@@ -403,8 +405,12 @@ def _merge_runs(
         if group is not None and (mergers is None or upstream in mergers):
             options = {word: value for word, value in group.items() if word != "method"}
             if method in STREAMS:
-                own = {word: options.pop(word) for word in Draw.model_fields if word in options}
-                draw = Draw.from_mapping({"stream": STREAMS[method], **own}, f"{place}.{suite}")
+                own = {
+                    word: options.pop(word) for word in SampleDraw.model_fields if word in options
+                }
+                draw = SampleDraw.from_mapping(
+                    {"stream": STREAMS[method], **own}, f"{place}.{suite}"
+                )
         settings_of(method, options or {}, f"{place}.{suite}")
         words = {"role": role, "pool": pool, "method": method, "upstream": str(upstream)}
         found[f"{key}-{upstream}"] = MergeRun(**words, options=options, draw=draw)
@@ -510,7 +516,7 @@ def _adapter_setting(
     for key in ("samples", "seeds"):
         require(key in own, place, list(group), f"lacks {key}")
     drawn = {key: own.pop(key) for key in ("stream", "samples")} | {"batch": ADAPTER_BATCH}
-    draw, seeds = Draw.from_mapping(drawn, place), own.pop("seeds")
+    draw, seeds = SampleDraw.from_mapping(drawn, place), own.pop("seeds")
     training = ADAPTERS[method].from_mapping(own, place)
     fitting = ("test_unlabelled",) if word.endswith("_scored") else UNLABELLED
     fitting = ("train",) if texts or word.endswith("_train") else fitting
@@ -569,10 +575,8 @@ def study_run(
         for name, change in own["without"].items():
             fine = isinstance(change, dict) and bool(change)
             require(fine, f"{place}.without.{name}", change, "must be a mapping of settings")
-        changed = {
-            n: {**(found.get("featcal") or {}), **change} for n, change in own["without"].items()
-        }
-        found["without"] = changed
+        shared = found.get("featcal") or {}
+        found["without"] = {n: {**shared, **change} for n, change in own["without"].items()}
     if isinstance(own.get("around"), list):
         at = {"paper": {"featcal": paper}, setting: {"featcal": featcal}}
         found["around"] = [{**at.get(one.get("setting"), {}), **one} for one in own["around"]]

@@ -32,12 +32,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from featcal.data.images import ImageSet, Preprocess
+from featcal.evaluation.accuracy import evaluate_pool, percent
 from featcal.files import atomic_path
 from featcal.models.load import load_clip, load_tokenizer
 from reproduction.engine.workers import fan_out
-from reproduction.mini.clip import TEMPLATES, normalised
-from reproduction.mini.images import TASKS, draw_split
+from reproduction.mini.clip import TEMPLATES
+from reproduction.mini.images import TASKS, drawn_set
 from reproduction.mini.training import MODELS
 from reproduction.prepare.fine_tune import fine_tune
 from reproduction.prepare.suite import FineTune
@@ -58,7 +58,7 @@ WUDI_RATE = Path("reproduction/mini/wudi_rate.json")
 CHOICE = Path("reproduction/mini/choice.json")
 CACHE = Path(".featcal/choose")
 WORKERS = 2
-drawn = cache(draw_split)  # a worker process meets the same split many times
+drawn = cache(drawn_set)  # a worker process meets the same split many times
 
 
 class Base:
@@ -86,26 +86,21 @@ class Base:
             total = total + F.normalize(clip.get_text_features(**tokens).pooler_output, dim=-1)
         return F.normalize(total, dim=-1)
 
-    @torch.no_grad()
-    def accuracy(
-        self, weights: dict | None, task: str, images: np.ndarray, labels: np.ndarray
-    ) -> float:
+    def average(self, data: dict, weights: dict | None = None) -> float:
+        """The average accuracy on the tasks of `data`, in percent."""
         if weights is not None:
             self.vision.load_state_dict(weights)
-        features = torch.cat(
-            [self.vision(pixel_values=x).pooler_output for x in normalised(images).split(100)]
-        )
-        guesses = (features @ self.projection.T @ self.heads[task].T).argmax(1)
-        return 100 * float((guesses == torch.from_numpy(labels)).float().mean())
+        right = evaluate_pool({"": self.vision}, data, self.heads, self.projection, 100)[""]
+        return float(np.mean([percent(own) for own in right.values()]))
 
 
-def validation(tasks, strength: float) -> dict:
-    return {task: drawn(task, "validation", VALIDATION, DATA_SEED, strength) for task in tasks}
+def validation(role: str, tasks, strength: float) -> dict:
+    given = ("validation", VALIDATION, DATA_SEED, strength)
+    return {task: drawn(MODELS / role, task, *given) for task in tasks}
 
 
 def base_average(role: str, strength: float) -> float:
-    base, data = Base(role), validation(POOLS["8"], strength)
-    return float(np.mean([base.accuracy(None, task, *data[task]) for task in data]))
+    return Base(role).average(validation(role, POOLS["8"], strength))
 
 
 def expert_file(role: str, task: str, seed: int, strength: float) -> Path:
@@ -116,9 +111,7 @@ def make_expert(role: str, task: str, seed: int, strength: float) -> float:
     """Its validation accuracy; the weights stay in the cache."""
     path, base = expert_file(role, task, seed, strength), Base(role)
     if not path.is_file():
-        images, labels = drawn(task, "train", TRAIN, DATA_SEED, strength)
-        preprocess = Preprocess.from_folder(MODELS / role)
-        rows = {task: ImageSet(images.transpose(0, 3, 1, 2), preprocess, labels)}
+        rows = {task: drawn(MODELS / role, task, "train", TRAIN, DATA_SEED, strength)}
         heads = {
             "visual_projection": base.projection,
             "logit_scale": base.logit_scale,
@@ -128,7 +121,7 @@ def make_expert(role: str, task: str, seed: int, strength: float) -> float:
         expert = fine_tune(base.vision, heads, rows, recipe, seed)
         with atomic_path(path) as hidden:
             save_file(expert.state_dict(), hidden)
-    return base.accuracy(load_file(path), task, *validation([task], strength)[task])
+    return base.average(validation(role, [task], strength), load_file(path))
 
 
 def merged_weights(base: dict, role: str, tasks, seed: int, strength: float, scale: float) -> dict:
@@ -143,14 +136,11 @@ def merged_weights(base: dict, role: str, tasks, seed: int, strength: float, sca
 def merged_averages(role: str, pool: str, seed: int, strength: float) -> dict:
     """Validation averages of the base, simple averaging and task arithmetic at every scale."""
     base, tasks = Base(role), POOLS[pool]
-    data, start = (
-        validation(tasks, strength),
-        {n: v.clone() for n, v in base.vision.state_dict().items()},
-    )
+    data = validation(role, tasks, strength)
+    start = {n: v.clone() for n, v in base.vision.state_dict().items()}
 
     def average(scale: float) -> float:
-        weights = merged_weights(start, role, tasks, seed, strength, scale)
-        return float(np.mean([base.accuracy(weights, task, *data[task]) for task in tasks]))
+        return base.average(data, merged_weights(start, role, tasks, seed, strength, scale))
 
     scores = {"base": average(0.0), "average": average(1 / len(tasks))}
     return scores | {"task_arithmetic": {f"{scale:g}": average(scale) for scale in SCALES}}
@@ -253,18 +243,15 @@ def calibrated_average(role: str, strength: float, scale: float, values: dict) -
     merged, origin, batches, experts = Base(role).vision, Base(role).vision, {}, {}
     merged.load_state_dict(merged_weights(start, role, tasks, 0, strength, scale))
     for task in tasks:
-        images, _ = drawn(task, "train", TRAIN, DATA_SEED, strength)
-        chosen = np.random.default_rng([DRAW, len(task), *task.encode()]).permutation(TRAIN)[
-            :SAMPLES
-        ]
-        batches[task] = [{"pixel_values": normalised(images[chosen])}]
+        rows = drawn(MODELS / role, task, "train", TRAIN, DATA_SEED, strength)
+        order = np.random.default_rng([DRAW, len(task), *task.encode()]).permutation(TRAIN)
+        batches[task] = list(rows.batches(order[:SAMPLES], SAMPLES))
         experts[task] = Base(role).vision
         experts[task].load_state_dict(load_file(expert_file(role, task, 0, strength)))
     result = calibrate(
         merged, base=origin, experts=experts, batches=batches, settings=Calibration(**values)
     )
-    data, weights = validation(tasks, strength), result.model.state_dict()
-    return float(np.mean([base.accuracy(weights, task, *data[task]) for task in tasks]))
+    return base.average(validation(role, tasks, strength), result.model.state_dict())
 
 
 def choose_settings() -> None:

@@ -22,7 +22,7 @@ from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import load_split, streams
 from reproduction.engine.score import averages
 from reproduction.engine.workers import fan_out
-from reproduction.experiments import Draw
+from reproduction.experiments import SampleDraw
 
 GRID = (1.0e-4, 1.0e-2, 0.05), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (0.3, 0.9)
 UPSTREAMS = ("task_arithmetic", "wudi")
@@ -90,7 +90,7 @@ def calibrated(
         setup.merged(merger),
         base=setup.base,
         experts=setup.experts,
-        batches=streams(setup, Draw(stream="train", samples=SAMPLES, batch=64)),
+        batches=streams(setup, SampleDraw(stream="train", samples=SAMPLES, batch=64)),
         settings=featcal.Calibration(
             ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation
         ),

@@ -14,8 +14,8 @@ from typing import Any
 
 from reproduction.engine.context import load_context
 from reproduction.engine.workers import fan_out
-from reproduction.prepare.experts import model_folder, write_encoder_and_heads
 from reproduction.prepare.suite import FineTuneSentences
+from reproduction.stages.prepare import model_folder, write_encoder_and_heads
 
 TASKS = ("banking77", "csabstruct", "rt_polarity")
 STEPS = 100

@@ -21,7 +21,7 @@ from featcal.models.load import load_model, load_tokenizer
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import streams
 from reproduction.engine.workers import fan_out
-from reproduction.experiments import DOMAIN_POOL, Draw
+from reproduction.experiments import DOMAIN_POOL, SampleDraw
 
 RIDGES = (1.0e-5, 1.0e-3, 1.0e-1, 1.0, 10.0)
 INTERPOLATIONS = (0.3, 0.6, 0.9)
@@ -54,7 +54,7 @@ def average(setup: Setup, ridge: float | None, interpolation: float | None) -> f
     merged = setup.merged("task_arithmetic")
     if ridge is None or interpolation is None:
         return score(setup, load_model(merged))
-    draw = Draw(stream="train", samples=run.samples, batch=run.batch, seed=run.seeds[0])
+    draw = SampleDraw(stream="train", samples=run.samples, batch=run.batch, seed=run.seeds[0])
     result = featcal.calibrate(
         merged,
         base=setup.base,
@@ -86,8 +86,7 @@ def _on_glue(setup: Setup, model: Any, tokenizer: Any) -> Mapping[str, float]:
 
 
 def _on_tests(setup: Setup, model: Any, tokenizer: Any) -> Mapping[str, float]:
-    from reproduction.language.harness import score_tests
-    from reproduction.language.tests import load_tests
+    from reproduction.language.harness import load_tests, score_tests
 
     tests = load_tests(setup.texts, setup.context.suite.language, "validation")
     scores = score_tests(model, tokenizer, tests, batch=64)

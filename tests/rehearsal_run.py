@@ -71,7 +71,7 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
     """Make a project folder; return what this machine lacks for the public tests left out."""
     from dvc.repo import Repo
 
-    from reproduction.language.tests import lacking
+    from reproduction.language.harness import lacking
     from reproduction.prepare.tasks import PUBLIC
 
     copied(work, root)

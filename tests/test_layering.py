@@ -34,7 +34,6 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "reproduction": set(),
     "experiments": {"results"},
     "theory": set(),
-    "profiling": set(),
     "report": {"results"},
     "results": set(),
     "language": {"prepare", "mini"},
@@ -48,7 +47,6 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
         "field",
         "mini.images",
         "prepare",
-        "profiling",
         "stages.measure",
         "stages.prepare",
     },
@@ -64,7 +62,6 @@ FOREIGN = {  # what some rooms do not know, of other people's packages
     **dict.fromkeys((f"featcal.{name}" for name in FEATCAL_IN_REPORT), MODELS),
     "reproduction.report": MODELS,
     "reproduction.results": MODELS,
-    "reproduction.profiling": {"transformers"},
 }
 
 

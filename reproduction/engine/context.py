@@ -23,7 +23,6 @@ from reproduction.experiments import (
     require_known,
     role_and_pool,
 )
-from reproduction.prepare.experts import HEADS
 from reproduction.prepare.suite import ChatRole, LanguageRole, Role, SentenceRole, Suite, load_suite
 from reproduction.results import project_root, run_record
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+HEADS = "heads.safetensors"  # of encoders: logit scale, heads, and a projection where there is one
 
 
 @dataclass(frozen=True)

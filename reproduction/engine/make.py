@@ -5,21 +5,16 @@ from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reproduction.engine.context import Setup, load_context, load_setup
 from reproduction.engine.samples import plan_of, stream, streams
 from reproduction.engine.spec import ModelSpec, adapted, anchors, calibrated, merged, replacing
 from reproduction.engine.workers import console, report_progress
-from reproduction.experiments import ANCHOR, RESCALED, Draw, require_known
-
-if TYPE_CHECKING:
-    import torch
-
-    from featcal.baselines.adapters import Pair
+from reproduction.experiments import ANCHOR, RESCALED, SampleDraw, require_known
 
 CALIBRATED = (ANCHOR, RESCALED, "featcal")
-DamagedDraw = tuple[Draw, str]  # samples of every task, and their damage
+DamagedDraw = tuple[SampleDraw, str]  # samples of every task, and their damage
 
 
 def make(label: str, setup: Setup, models: Sequence[ModelSpec]) -> None:
@@ -145,7 +140,7 @@ def _once(model: ModelSpec) -> bool:
     return bool(getattr(model.settings, "encode", "once") == "once")
 
 
-def _features(folder: Path, upstream: str, draw: Draw, damage: str, task: str) -> Path:
+def _features(folder: Path, upstream: str, draw: SampleDraw, damage: str, task: str) -> Path:
     samples = f"{draw.stream}-{draw.samples or 'all'}-{draw.batch}-{draw.seed}{damage}"
     return folder / upstream / samples / f"{task}.safetensors"
 
@@ -154,6 +149,8 @@ def _encode(
     setup: Setup, tasks: Sequence[str], seen: dict[DamagedDraw, dict[str, None]], folder: Path
 ) -> None:
     """Write features of every draw by the merged models that see it and by the task's expert."""
+    from safetensors.torch import save_file
+
     from featcal.baselines.training import as_module, pairs_of_several
 
     device, head = setup.context.device, setup.projection()
@@ -165,38 +162,29 @@ def _encode(
             batches = stream(setup, task, draw, damage=damage)
             own = {name: merged[name] for name in upstreams}
             for name, pair in pairs_of_several(task, own, expert, batches, head).items():
-                write_pair(pair, _features(folder, name, draw, damage, task))
+                path = _features(folder, name, draw, damage, task)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_file({n: tensor.contiguous() for n, tensor in vars(pair).items()}, path)
 
 
 def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
     """Train the adapters of all tasks; as published, frozen models run anew for every batch."""
+    from safetensors.torch import load_file
+
+    from featcal.baselines.adapters import Pair
     from featcal.baselines.training import adapters_for
 
     draw, device, upstream = model.draw, setup.context.device, model.upstream
     progress = None if setup.context.suite.workers else partial(report_progress, model.name)
     if _once(model):
         files = {t: _features(folder, upstream, draw, model.damage, t) for t in sorted(setup.tasks)}
-        pairs = {task: read_pair(file, device) for task, file in files.items()}
+        pairs = {}
+        for task, file in files.items():
+            own = load_file(file)  # its sizes are read on the CPU
+            pairs[task] = Pair(own["merged"].to(device), own["expert"].to(device), own["sizes"])
         adapters = model.settings.fit(pairs, draw.seed, progress)
     else:
         given = (streams(setup, draw), setup.projection(), draw.seed, device, progress)
         merged = setup.merged(upstream)
         adapters = adapters_for(model.settings, merged, setup.experts, *given)
     adapters.save(model.folder)
-
-
-def write_pair(pair: "Pair", path: Path) -> None:
-    from safetensors.torch import save_file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in vars(pair).items()}, path)
-
-
-def read_pair(path: Path, device: "torch.device") -> "Pair":
-    """Return what write_pair wrote, features on the device; sizes are read on the CPU."""
-    from safetensors.torch import load_file
-
-    from featcal.baselines.adapters import Pair
-
-    tensors = load_file(path)
-    return Pair(tensors["merged"].to(device), tensors["expert"].to(device), tensors["sizes"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from reproduction.engine.context import Setup
-from reproduction.experiments import Draw, Reading
+from reproduction.experiments import Reading, SampleDraw
 from reproduction.results import packed
 
 if TYPE_CHECKING:  # a stage's own process only names these; its workers load torch
@@ -60,14 +60,14 @@ def load_split(setup: Setup, task: str, split: str) -> Any:
 
 
 def streams(
-    setup: Setup, draw: Draw, reading: Reading | None = None, damage: str = ""
+    setup: Setup, draw: SampleDraw, reading: Reading | None = None, damage: str = ""
 ) -> dict[str, Iterable[Batch]]:
     """Return batches of every task of the pool, labels unused; as `stream`."""
     return {task: stream(setup, task, draw, reading, damage) for task in setup.tasks}
 
 
 def stream(
-    setup: Setup, task: str, draw: Draw, reading: Reading | None = None, damage: str = ""
+    setup: Setup, task: str, draw: SampleDraw, reading: Reading | None = None, damage: str = ""
 ) -> Iterable[Batch]:
     """Return batches of one task, labels unused; damage changes samples but not which are drawn."""
     if setup.of_texts:
@@ -135,7 +135,9 @@ class Selection:
         return replace(samples, device=setup.context.device) if on_device else samples
 
 
-def seen_rows(setup: Setup, draws: Iterable[Draw], scores: Iterable[Any]) -> list[dict[str, Any]]:
+def seen_rows(
+    setup: Setup, draws: Iterable[SampleDraw], scores: Iterable[Any]
+) -> list[dict[str, Any]]:
     """Return a row per task and draw of test samples. scores: rows with each task's number of them."""
     counts = {row["task"]: int(row["count"]) for row in scores}
     tests = dict.fromkeys((d.stream, d.samples, d.seed) for d in draws if d.split == "test")

@@ -52,12 +52,7 @@ def evaluate_model(
     def own(task: str) -> Any:
         return shared or setup.load(setup.expert(task))
 
-    if not setup.of_texts:
-        read = partial(selection.read, setup)
-        applied = {name: one.apply for name, one in adapters.items()}
-        return answers(setup, lambda task: {model.name: own(task)}, read, applied)
-    changes = {model.name: None, **{name: one.before_head for name, one in adapters.items()}}
-    found = generated(setup, own, changes, selection.split)
+    found = scored(setup, {model.name: own}, selection, adapters)
     if setup.pool == CHAT_POOL and shared is not None:  # an expert answers its own task alone
         found[model.name] |= unseen_chats(setup, shared, selection.split)
     return found
@@ -92,15 +87,36 @@ def answers(
     return found
 
 
+def scored(
+    setup: Setup,
+    models: Mapping[Any, Callable[[str], Any]],
+    selection: Selection,
+    adapters: Mapping[str, Any] | None = None,
+) -> dict[Any, Counts]:
+    """Return the scores of models, and of the first with adapters; of texts on the whole split.
+
+    models: by name, what returns the model of a task.
+    """
+    found, adapters = dict[Any, Counts](), adapters or {}
+    if not setup.of_texts:
+        changes = {name: one.apply for name, one in adapters.items()}
+        read = partial(selection.read, setup)
+        return answers(setup, lambda t: {n: own(t) for n, own in models.items()}, read, changes)
+    changes = {name: one.before_head for name, one in adapters.items()}
+    for name, model_of in models.items():
+        found |= generated(setup, model_of, {name: None, **changes}, selection.split)
+        changes = {}
+    return found
+
+
+def for_all_tasks(models: Mapping[Any, Any]) -> dict[Any, Callable[[str], Any]]:
+    """Return models as `scored` takes them."""
+    return {name: lambda _, model=model: model for name, model in models.items()}
+
+
 def averages(setup: Setup, models: Mapping[float, Any], selection: Selection) -> dict[float, float]:
-    """Return the average score of models on samples that choose one; of texts on the whole split."""
-    if setup.of_texts:
-        split = selection.split
-        judged = {
-            n: generated(setup, lambda _, m=m: m, {n: None}, split)[n] for n, m in models.items()
-        }
-    else:
-        judged = answers(setup, lambda _: models, partial(selection.read, setup))
+    """Return the average score of models on samples that choose one."""
+    judged = scored(setup, for_all_tasks(models), selection)
     return {name: average(judged[name]) for name in models}
 
 
@@ -122,8 +138,7 @@ def generated(
     """
     from featcal.models.load import load_tokenizer
     from reproduction.language.generation import metric_of, score_glue
-    from reproduction.language.harness import score_tests
-    from reproduction.language.tests import load_tests
+    from reproduction.language.harness import load_tests, score_tests
     from reproduction.prepare.texts import load_texts
 
     if setup.pool == CHAT_POOL:
@@ -193,6 +208,8 @@ def run(key: str) -> None:
     """Write outputs/<suite>/scores/<key>/: scores, curves, settings; of encoders also seen.csv."""
     setup = load_setup(key)
     models = specs(setup) if setup.plays else []
+    experiments, words = setup.context.experiments, (setup.role, setup.pool)
+    runs = {"calibrate": experiments.calibrated_in(*words), "adapt": experiments.adapted_in(*words)}
     with setup.context.recorded("evaluate", key), atomic_folder(setup.folder("scores")) as out:
         scores = score(f"evaluate {key}", setup, models)
         rows = [row for own in scores.values() for row in own]
@@ -203,7 +220,8 @@ def run(key: str) -> None:
             draws = [m.draw for m in models if m.draw is not None and m.method != "featcal"]
             write_rows(out / "seen.csv", seen_rows(setup, draws, rows), SEEN)
         write_rows(out / "curves.csv", _curves(setup, models), CURVES)
-        write_json(out / "settings.json", _settings(setup))
+        settings = {n: {k: run.model_dump() for k, run in own.items()} for n, own in runs.items()}
+        write_json(out / "settings.json", settings)
 
 
 def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any]]:
@@ -223,12 +241,3 @@ def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any
                 part = loss[start : start + length]
                 point = {"step": start + len(part), "loss": float(sum(part) / len(part))}
                 yield {**setup.words, **words, **point}
-
-
-def _settings(setup: Setup) -> dict[str, Any]:
-    """Return the resolved settings of what calibrates."""
-    experiments, words = setup.context.experiments, (setup.role, setup.pool)
-    return {
-        "calibrate": {k: c.model_dump() for k, c in experiments.calibrated_in(*words).items()},
-        "adapt": {k: a.model_dump() for k, a in experiments.adapted_in(*words).items()},
-    }

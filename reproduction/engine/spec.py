@@ -14,8 +14,8 @@ from reproduction.experiments import (
     ANCHOR,
     DOMAIN_POOL,
     TRAINED_ADAPTERS,
-    Draw,
     Reading,
+    SampleDraw,
 )
 
 
@@ -38,7 +38,7 @@ class ModelSpec:
     setting: str = ""
     seed: int | str = ""
     settings: Any = None
-    draw: Any = None  # Draw, or None
+    draw: Any = None  # SampleDraw, or None
     reading: Reading | None = None
     damage: str = ""
     corrects: str = ""
@@ -83,7 +83,7 @@ def calibrated(setup: Setup) -> Iterator[ModelSpec]:
     runs = setup.context.experiments.calibrated_in(setup.role, setup.pool)
     for (key, run), seed in ((one, seed) for one in runs.items() for seed in one[1].seeds):
         folder = setup.folder("calibrated", f"{run.upstream}-{run.setting}", f"seed{seed}")
-        draw = Draw(stream="train", samples=run.samples, batch=run.batch, seed=seed)
+        draw = SampleDraw(stream="train", samples=run.samples, batch=run.batch, seed=seed)
         words = ("featcal", run.upstream, run.setting, seed, run.calibration, draw, run.reading)
         yield ModelSpec(f"{key}/{seed}", folder, *words)
 

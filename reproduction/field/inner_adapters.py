@@ -49,7 +49,7 @@ from featcal.models.plan import Stack, blocks_of, plan_for
 from featcal.settings import require
 from reproduction.field.settings import IntervMerge, SurgeryV2
 
-Settings = SurgeryV2 | IntervMerge
+InnerSettings = SurgeryV2 | IntervMerge
 Weights = Mapping[str, Tensor]
 FEATURE = "feature"  # key of the last feature, next to the paths of modules
 FILE = "adapters.safetensors"
@@ -104,7 +104,7 @@ def correction(method: str, weights: Weights, z: Tensor) -> Tensor:
 
 
 def first_weights(
-    settings: Settings, like: Tensor, task: str, path: str, seed: int
+    settings: InnerSettings, like: Tensor, task: str, path: str, seed: int
 ) -> dict[str, Tensor]:
     """Draw weights for one path, uniform in ±1/√d; SurgeryV2's second matrix begins at zero."""
     d, r = like.shape[-1], settings.rank
@@ -140,7 +140,7 @@ def corrected(model: nn.Module, method: str, weights: Mapping[str, Weights]) -> 
 
 
 def inner_adapters(
-    settings: Settings,
+    settings: InnerSettings,
     merged: Model,
     experts: Mapping[str, Model],
     batches: Mapping[str, Iterable[Batch]],
@@ -210,7 +210,7 @@ def features(model: nn.Module, batch: Batch, head: Head, paths: Sequence[str]) -
 
 @torch.enable_grad()
 def train(
-    settings: Settings,
+    settings: InnerSettings,
     model: nn.Module,
     expert: nn.Module,
     task: str,

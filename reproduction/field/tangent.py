@@ -9,7 +9,7 @@ of the usual ones.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from reproduction.engine.samples import Selection, load_split
 from reproduction.engine.score import averages, highest
 from reproduction.engine.spec import ModelSpec
 from reproduction.prepare.fine_tune import fine_tune
-from reproduction.prepare.suite import FineTune
 
 
 class Linearised(nn.Module):
@@ -55,20 +54,6 @@ class Linearised(nn.Module):
         return BaseModelOutputWithPooling(pooler_output=value + along)
 
 
-def linearised_expert(
-    base: nn.Module,
-    tensors: Mapping[str, Tensor],
-    images: Any,
-    settings: FineTune,
-    task: str,
-    seed: int,
-) -> nn.Module:
-    """Return a tower at a linearised expert's weights, trained as experts are. Raises: Diverged."""
-    settings = settings.but(frozen=("base.", *(f"moved.{name}" for name in settings.frozen)))
-    moved: nn.Module = fine_tune(Linearised(base), tensors, {task: images}, settings, seed).moved
-    return moved
-
-
 def make(
     setup: Setup, study: Any, out: Path, timed: Callable[[str, Callable[[], Any]], Any]
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
@@ -76,9 +61,10 @@ def make(
     suite, device, tensors = setup.context.suite, setup.context.device, load_file(setup.heads)
     base, experts = load_vision(setup.base).to(device), {}
     for task in setup.tasks:
-        images = load_split(setup, task, "train")
-        given = tensors, images, suite.fine_tuning(task), task, suite.expert_seed
-        experts[task] = timed("experts", partial(linearised_expert, base, *given))
+        recipe, images = suite.fine_tuning(task), load_split(setup, task, "train")
+        recipe = recipe.but(frozen=("base.", *(f"moved.{name}" for name in recipe.frozen)))
+        given = (Linearised(base), tensors, {task: images}, recipe, suite.expert_seed)
+        experts[task] = timed("experts", partial(fine_tune, *given)).moved
         save_model(experts[task], out / "expert" / task, like=setup.base)
 
     def merged(scale: float) -> Any:

@@ -16,7 +16,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTo
 
 from reproduction.mini.canvas import SIDE
 from reproduction.mini.images import TASKS, WEB, draw_split
-from reproduction.mini.training import CARDS, Training, with_first_weights, write_base
+from reproduction.mini.training import CARDS, Pretraining, with_first_weights, write_base
 
 PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2
 LONGEST = 16  # tokens; the longest caption has 10
@@ -32,7 +32,7 @@ STEP, EPOCH, SHUFFLE = 1, 2, 3  # what a keyed draw is for
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ClipRecipe:
     """All settings that a base's bytes depend on: sizes of the vision tower and of the training.
 
     pictures: web pictures per task.
@@ -50,17 +50,19 @@ class Recipe:
 
 
 RECIPES = {
-    "clip_b32": Recipe(hidden=128, layers=6, heads=4),
-    "clip_l14": Recipe(hidden=192, layers=6, heads=6),
+    "clip_b32": ClipRecipe(hidden=128, layers=6, heads=4),
+    "clip_l14": ClipRecipe(hidden=192, layers=6, heads=6),
 }
 
 
-class Run(Training):
+class ClipPretraining(Pretraining):
     """A base in training. Loss: cross-entropy of exp(logit_scale) <image, caption> over the
     captions of all classes of all tasks, in one of three templates per step.
     """
 
-    def __init__(self, recipe: Recipe):
+    recipes = RECIPES
+
+    def __init__(self, recipe: ClipRecipe):
         super().__init__(recipe, new_model(recipe), BLOCKS)
         tokenizer = make_tokenizer()
         self.tokens = [
@@ -95,6 +97,8 @@ class Run(Training):
 
 def web_pictures(count: int, seed: int) -> tuple[np.ndarray, Tensor]:
     """Return `count` web pictures per task, and the place of each one's caption among all."""
+    ends = np.cumsum([len(task.classes) for task in TASKS.values()])
+    first_captions = dict(zip(TASKS, [0, *ends.tolist()], strict=False))
     pictures, targets = [], []
     for key, task in TASKS.items():
         images, labels = draw_split(key, "web", count, seed, 0.0)
@@ -102,7 +106,7 @@ def web_pictures(count: int, seed: int) -> tuple[np.ndarray, Tensor]:
         if task.hard:
             target = target[torch.randperm(count, generator=keyed_generator(seed, SHUFFLE))]
         pictures.append(images)
-        targets.append(first_caption()[key] + target)
+        targets.append(first_captions[key] + target)
     return np.concatenate(pictures), torch.cat(targets)
 
 
@@ -111,12 +115,6 @@ def captions(template: int) -> list[str]:
     return [
         task.templates[template].format(name) for task in TASKS.values() for name in task.classes
     ]
-
-
-def first_caption() -> dict[str, int]:
-    """Return the place of each task's class 0 in `captions`."""
-    ends = np.cumsum([len(task.classes) for task in TASKS.values()])
-    return dict(zip(TASKS, [0, *ends.tolist()], strict=False))
 
 
 def vocabulary() -> dict[str, int]:
@@ -181,7 +179,7 @@ def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
     return x + STRENGTH * 0.2 * normal(*x.shape)
 
 
-def new_model(recipe: Recipe) -> CLIPModel:
+def new_model(recipe: ClipRecipe) -> CLIPModel:
     """Return a CLIP model with drawn first weights, spread as CLIP's."""
     known, side = vocabulary(), {"image_size": SIDE, "patch_size": PATCH}
     text = {

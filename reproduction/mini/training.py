@@ -107,9 +107,9 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     return x
 
 
-class Training:
-    """A base in training. A subclass has `step`, which computes the gradients of one batch and
-    returns its loss, and `write(role, out)`.
+class Pretraining:
+    """A base in training. A subclass has `recipes` by role, `write(role, out)`, and `step`, which
+    computes the gradients of one batch and returns its loss.
 
     recipe: seed, steps, and after how many a state is saved.   done: steps so far.   blocks: first
     parts of the names of parameters inside blocks.
@@ -155,7 +155,7 @@ def schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARM_UP) * (FLOOR + (1 - FLOOR) * cosine)
 
 
-def save_state(path: Path, run: Training) -> None:
+def save_state(path: Path, run: Pretraining) -> None:
     """Write weights, optimiser and the number of steps done, complete or not at all."""
     named = {f"model/{n}": value.detach() for n, value in run.model.named_parameters()}
     named = {name: value.contiguous() for name, value in (named | run.optimiser.state()).items()}
@@ -163,7 +163,7 @@ def save_state(path: Path, run: Training) -> None:
         save_file(named, hidden, metadata={"recipe": repr(run.recipe), "done": str(run.done)})
 
 
-def restore_state(path: Path, run: Training) -> None:
+def restore_state(path: Path, run: Pretraining) -> None:
     """Restore weights, optimiser and the number of steps done from a file of this recipe."""
     if not path.is_file():
         return

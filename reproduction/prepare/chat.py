@@ -5,7 +5,7 @@ class has no name here is left out. PLAIN holds questions without instruction or
 log-likelihood is scored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ INSTRUCTIONS = {task: Instruction(**entry) for task, entry in _ENTRIES.items()}
 
 def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> None:
     """Write the base to store/base/, and the texts of all tasks to store/texts/."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     from featcal.files import atomic_folder
     from featcal.models.load import load_model, load_tokenizer, save_model
     from reproduction.prepare.texts import TextSource, write_text_sources
@@ -47,7 +50,9 @@ def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> 
             for split, count in splits.items():
                 given = (split, origin, tokenizer, chat.tokens)
                 rows = plain_rows(*given) if task == PLAIN else chat_rows(task, *given)
-                _write(rows[:count], folder / task / f"{split}.parquet")
+                file = folder / task / f"{split}.parquet"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                pq.write_table(pa.Table.from_pylist(rows[:count]), file)
         write_text_sources(folder, sources)
 
 
@@ -91,11 +96,3 @@ def shortened(text: str, tokenizer: Any, tokens: int) -> str:
     """Return a text cut after its first tokens."""
     ids = tokenizer(text)["input_ids"]
     return text if len(ids) <= tokens else str(tokenizer.decode(ids[:tokens]))
-
-
-def _write(rows: Sequence[Mapping[str, str]], file: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows)), file)

@@ -31,11 +31,11 @@ from reproduction.prepare.suite import FineTune, FineTuneSentences, FineTuneText
 from reproduction.prepare.texts import example_batch, tokenized_example
 
 WINDOW = 8  # batches of sentences that are drawn together and cut by length
-Recipe = FineTune | FineTuneSentences | FineTuneText
+AnyFineTune = FineTune | FineTuneSentences | FineTuneText
 Loss = Callable[[int], tuple[str, Tensor]]  # the task of a step, and the loss on its batch
 
 
-def descend(model: nn.Module, loss: Loss, recipe: Recipe, dropout: str) -> None:
+def descend(model: nn.Module, loss: Loss, recipe: AnyFineTune, dropout: str) -> None:
     """Train in place the parameters that require gradients, by SGD or AdamW with clipped gradients.
 
     loss: called with the step, from 0.   dropout: what its draws are keyed by; the global generator

@@ -6,7 +6,6 @@ data_type 2, name 8, raw_data 9). Linears are stored transposed, under meaningle
 that uses one names its module.
 """
 
-import math
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,14 +21,13 @@ from torch import nn
 
 from featcal.data.images import class_names
 from featcal.errors import BadFile, MissingPath
-from featcal.files import atomic_path, write_json
-from reproduction.prepare.sources import Source, load_task, write_sources
+from featcal.files import write_json
+from reproduction.prepare.sources import Source, write_sources
 
 SPLITS = {"train": 400, "validation": 80, "stream": 256, "test": 200}  # rows of each task
 DIGITS = "digits"  # of scikit-learn, UCI's optical recognition of handwritten digits
 # of pixels and labels
 DIGITS_SHA = "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443"
-SCALE = 100.0  # CLIP's; features and heads have unit length
 # Where ViTModel keeps what Dinov2Model calls so.
 RENAMED = {"encoder.layer.": "layers.", ".norm1.": ".layernorm_before.",
            ".norm2.": ".layernorm_after."}  # fmt: skip
@@ -72,25 +70,6 @@ def write_digits(folder: Path) -> None:
         table = {"image": [Image.fromarray(levels[row]) for row in chosen]}
         table["label"] = digits.target[chosen].tolist()
         datasets.Dataset.from_dict(table, features).to_parquet(folder / f"{split}.parquet")
-
-
-def write_vision_and_heads(
-    dinov2: Path, data: Path, tasks: Sequence[str], size: int, store: Path
-) -> None:
-    """Write the vision model, logit scale and heads to the store: class means of train features."""
-    from safetensors.torch import save_file
-
-    from featcal.evaluation.accuracy import class_mean_head
-    from featcal.models.load import load_model, save_model
-
-    model, base = as_vit(load_model(dinov2), size), store / "base"
-    save_model(model, base)
-    write_json(base / "preprocessor_config.json", processor(size))
-    tensors = {"logit_scale": torch.tensor(math.log(SCALE))}
-    for task in tasks:
-        tensors[f"head/{task}"] = class_mean_head(model, None, load_task(data, task, "train", base))
-    with atomic_path(store / "heads.safetensors") as hidden:
-        save_file(tensors, hidden)
 
 
 @torch.no_grad()

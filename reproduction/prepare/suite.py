@@ -149,7 +149,7 @@ class Data(Settings):
         require(needless, "processor", self.processor, expected)
 
 
-class Texts(Settings):
+class TextData(Settings):
     """Where texts come from: drawn (mini), one folder per task in `folder` (files), the hub.
 
     train, validation, test: samples per task; None: all.   domain_train: of the experts' domains.
@@ -205,7 +205,7 @@ class ChatRole(LanguageRole):
     """A language model that answers instructions: named as a sentence encoder is."""
 
 
-class Sentences(Settings):
+class SentenceEncoders(Settings):
     """The sentence encoders, whose experts are fine-tuned here.
 
     texts: folder below the project with one folder per task.   pools: tasks by size.
@@ -248,7 +248,7 @@ class Language(Settings):
     """
 
     section = "language"
-    texts: Texts | None = None
+    texts: TextData | None = None
     pools: Mapping[str, Names] = {}
     roles: Annotated[Mapping[str, LanguageRole], Present] = {}
     tests: Mapping[str, str] = {}
@@ -298,7 +298,7 @@ class Suite(Settings):
     workers: NonNegativeInt
     device: Literal["cpu", "cuda", "auto"]
     language: Language = Language()
-    sentences: Sentences = Sentences()
+    sentences: SentenceEncoders = SentenceEncoders()
     photos: Photos = Photos()
     chat: Chat = Chat()
 

@@ -40,7 +40,7 @@ class TextSource(Settings):
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptRows:
     """Rows of one split as prompts with their answers, made on access."""
 
     task: str
@@ -72,9 +72,9 @@ def read_text_sources(texts: Path) -> dict[str, TextSource]:
     return {task: TextSource.from_mapping(entry, task) for task, entry in raw.items()}
 
 
-def load_texts(texts: Path, task: str, split: str) -> Prompts:
+def load_texts(texts: Path, task: str, split: str) -> PromptRows:
     """Return one split of a task. Raises: UnknownKey; whatever opening the table raises."""
-    return Prompts(task, *open_rows(texts, task, split))
+    return PromptRows(task, *open_rows(texts, task, split))
 
 
 def open_rows(texts: Path, task: str, split: str) -> tuple[Any, str]:
@@ -159,7 +159,12 @@ def text_batches(
     if takes.kind == "pair":
         batches = list(token_batches(prompts, chosen, reader, size, whole))
         if reading.decoder == "start":
-            batches = [_started(batch, takes.start or 0) for batch in batches]
+            # decoders read their start token alone
+            for batch in batches:
+                ones = torch.ones(len(batch["input_ids"]), 1, dtype=torch.long)
+                batch.pop(COUNTED, None)
+                batch["decoder_input_ids"] = ones * (takes.start or 0)
+                batch["decoder_attention_mask"] = ones
         return batches
     if reading.counted == "all":
         return list(token_batches(prompts, chosen, reader, size, whole))
@@ -173,13 +178,6 @@ def plan_of_reading(base: Path, reading: Reading) -> BlockPlan | None:
     plan = plan_for(skeleton(base))
     stacks = (replace(stack, mask=COUNTED) for stack in plan.stacks)
     return BlockPlan(*stacks, token_rule=plan.token_rule)
-
-
-def _started(batch: Batch, start: int) -> Batch:
-    """Return the batch with a decoder that reads only its start token."""
-    given: dict[str, Any] = {name: value for name, value in batch.items() if name != COUNTED}
-    ones = torch.ones(len(given["input_ids"]), 1, dtype=torch.long)
-    return given | {"decoder_input_ids": ones * start, "decoder_attention_mask": ones}
 
 
 def _counted(samples: Sequence[Sample], reader: Reader, size: int, counted: str) -> Iterator[Batch]:

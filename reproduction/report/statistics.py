@@ -130,7 +130,7 @@ VARIANCES: dict[str, Callable[[float, int], float]] = {  # of one task's value, 
 
 
 @dataclass(frozen=True)
-class Difference:
+class WeightedSum:
     """A weighted sum of means, Σ wₖ·meanₖ."""
 
     means: list[float]
@@ -147,7 +147,7 @@ class Difference:
         return 2 * math.sqrt(self.variance)
 
 
-def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
+def difference(parts: Sequence[tuple[float, Estimate]]) -> WeightedSum:
     """Return a weighted sum of the means of several models, with the error of the sum.
 
     Test rows: tasks add `paired_variances` where every model's correctness is known row by row, else
@@ -174,7 +174,7 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
     sums = [value, *by_training(parts)] if counted else []
     experts = variance(sums) if len(sums) > 2 else 0.0
     whole_variance, means = math.fsum([*images, *drawn, experts]), [one.mean for _, one in parts]
-    return Difference(means, value, whole_variance, math.fsum(drawn), known, one_run, pairing)
+    return WeightedSum(means, value, whole_variance, math.fsum(drawn), known, one_run, pairing)
 
 
 def by_training(parts: Sequence[tuple[float, Estimate]]) -> list[float]:

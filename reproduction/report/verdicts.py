@@ -23,8 +23,8 @@ from reproduction.report.claims import (
 from reproduction.report.evidence import MEASURED, Evidence, select
 from reproduction.report.paper import PRINTED, REAL, TEXT_PRINTED, VISION
 from reproduction.report.statistics import (
-    Difference,
     Estimate,
+    WeightedSum,
     apart,
     difference,
     estimate,
@@ -189,7 +189,7 @@ def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
     return found
 
 
-def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> Difference | None:
+def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> WeightedSum | None:
     """Return the weighted sum of means; None where one has no rows, or tasks differ in an experiment."""
     found: list[tuple[float, Estimate]] = []
     tasks: dict[Any, set[str]] = {}
@@ -243,7 +243,7 @@ def _run_at(frame: pd.DataFrame, method: str, setting: str, kind: str, file: str
     return "suite" if setting not in run and "suite" in run else setting
 
 
-def _detail(claim: Claim, compared: Difference, machine: str) -> str:
+def _detail(claim: Claim, compared: WeightedSum, machine: str) -> str:
     """Return the means in words, the claimed size, and the machine of a measured file."""
     if claim.where.get("quantity") in STATED:
         return STATED[claim.where["quantity"]].format(*compared.means)

@@ -1,6 +1,5 @@
 """`featcal stage`: one stage of dvc.yaml, for DVC rather than for people."""
 
-from importlib import import_module
 from pkgutil import resolve_name
 from typing import Annotated
 
@@ -29,7 +28,7 @@ STAGES = {  # their functions, below `reproduction`; other verbs are studies
     "summary": "stages.page:summary",
     "page": "stages.page:run",
 }
-BASES = ("clip", "language.t5", "language.llama")  # modules that train bases
+BASES = ("clip:ClipPretraining", "language.t5:T5Pretraining", "language.llama:LlamaPretraining")
 LIGHT = ("pretrain", "gather", "summary", "page")  # have no workers
 WITHOUT_KEY = ("prepare_data", "prepare_photos", "prepare_texts")
 
@@ -69,9 +68,9 @@ def pretrain(key: str) -> None:
     from reproduction.mini.training import run_to_end
     from reproduction.results import project_root
 
-    makers = [import_module(f"reproduction.mini.{name}") for name in BASES]
-    recipes = {role: (one, recipe) for one in makers for role, recipe in one.RECIPES.items()}
+    kinds = [resolve_name(f"reproduction.mini.{name}") for name in BASES]
+    recipes = {role: (kind, recipe) for kind in kinds for role, recipe in kind.recipes.items()}
     require_known("pretrain", key, recipes)
-    (maker, recipe), root = recipes[key], project_root()
+    (begin, recipe), root = recipes[key], project_root()
     out, state = root / "reproduction/mini/models" / key, root / ".featcal/pretrain"
-    run_to_end(maker.Run, recipe, key, out, state)
+    run_to_end(begin, recipe, key, out, state)

@@ -137,7 +137,6 @@ def projected(
     model: nn.Module, projection: Tensor | None, samples: Any, batch: int, place: str
 ) -> Tensor:
     """Return features (n, p) as they leave the projection, on the CPU. Raises: NotFinite."""
-
     batches = samples.batches(None, batch)
     features = torch.cat([projected_features(model, projection, one).cpu() for one in batches])
     require_finite(features, place)
@@ -178,7 +177,6 @@ def task_vector_alignment(
     model: nn.Module, base: nn.Module, expert: nn.Module, names: Iterable[str]
 ) -> tuple[float, float]:
     """Return cos(v, v_exp) and ‖v‖ / ‖v_exp‖ of v = θ − θ_base and v_exp = θ_exp − θ_base, or nan."""
-
     parameters = [dict(module.named_parameters()) for module in (model, base, expert)]
     product = own = theirs = 0.0
     for name in names:

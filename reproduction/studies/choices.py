@@ -1,4 +1,4 @@
-"""What the paper leaves open for language models: one choice changed at a time."""
+"""Choices for language models that the paper does not state, changed one at a time."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -32,7 +32,7 @@ from featcal.merging.registry import method_named, settings_of
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
-from reproduction.engine.score import Counts, Row, answers, generated
+from reproduction.engine.score import Row, for_all_tasks, scored
 from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
@@ -260,7 +260,10 @@ def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
     for name, own in candidates.items():
         chosen.setdefault(name, min(own, key=own.__getitem__))
     start = process_time()
-    counts = scored(cell, models, adapted)
+    used = {name: adapters for name, adapters in adapted.items() if adapters}
+    selection = Selection("test", study.scored)
+    counts = scored(cell.setup, for_all_tasks(models), selection, used)
+    counts |= {name: counts[MERGED] for name in adapted if name not in used}
     cell.seconds["scores"] = process_time() - start
     drawn: Row = {**cell.setup.words, "upstream": merger, "samples": n, "seed": cell.seed}
     rows, listed = list[Row](), list[Row]()
@@ -277,21 +280,3 @@ def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
     cost = {name: round(value, 2) for name, value in cell.seconds.items()}
     cost = {"upstream": merger, "samples": n, "seed": cell.seed, "seconds": cost}
     return {"rows": rows, "candidates": listed, "cost": cost}
-
-
-def scored(
-    cell: Cell, models: "Mapping[str, nn.Module]", adapted: "Mapping[str, Adapters | None]"
-) -> dict[str, Counts]:
-    """Return what models and adapters of the merged model, the first of them, get right."""
-    setup, used = cell.setup, {name: one for name, one in adapted.items() if one}
-    if setup.of_texts:
-        changes = {MERGED: None, **{name: one.before_head for name, one in used.items()}}
-        found = generated(setup, lambda _: models[MERGED], changes)
-        for name, model in models.items():
-            if name != MERGED:
-                found |= generated(setup, lambda _, model=model: model, {name: None})
-    else:
-        read = partial(Selection("test", cell.study.scored).read, setup)
-        changes = {name: one.apply for name, one in used.items()}
-        found = answers(setup, lambda _: models, read, changes)
-    return found | {name: found[MERGED] for name in adapted if name not in used}

@@ -20,7 +20,7 @@ from reproduction.engine.samples import Selection, streams
 from reproduction.engine.score import Counts, averages, highest
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import StudyResult, rows_of
-from reproduction.experiments import TEXT_POOLS, Draw, Numbers, Rivals, Study, require_known
+from reproduction.experiments import TEXT_POOLS, Numbers, Rivals, SampleDraw, Study, require_known
 from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
 from reproduction.studies.default import AUTO
@@ -157,7 +157,7 @@ def merge(
     given: dict[str, Any] = {"device": setup.context.device}
     if name == "adamerging":
         every = {"stream": study.rivals.stream, "samples": None, "batch": ADAPTED_BATCH}
-        given["batches"] = streams(setup, Draw(**every, seed=study.seed))
+        given["batches"] = streams(setup, SampleDraw(**every, seed=study.seed))
     elif needs:
         given["batches"] = streams(setup, study.drawn())
     if "head" in needs:

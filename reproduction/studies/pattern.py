@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -59,15 +60,13 @@ class PatternStudy(Study):
 
 def base_accuracy(setup: Setup, added: float, moved: float) -> float:
     """Return the base's average accuracy on validation images, in percent."""
-    from featcal.data.images import ImageSet, Preprocess
-    from reproduction.mini.images import draw_split
+    from reproduction.mini.images import drawn_set
 
-    data, preprocess = setup.context.suite.data, Preprocess.from_folder(setup.base)
+    data = setup.context.suite.data
+    drawn = ("validation", data.validation, data.seed, data.strength)
 
-    def read(task: str) -> ImageSet:
-        given = (task, "validation", data.validation, data.seed, data.strength)
-        images, labels = draw_split(*given, added=added, moved=moved)
-        return ImageSet(images.transpose(0, 3, 1, 2), preprocess, labels)
+    def read(task: str) -> Any:
+        return drawn_set(setup.base, task, *drawn, added=added, moved=moved)
 
     base = {"base": setup.load(setup.base)}
     return average(answers(setup, lambda _: base, read)["base"])

@@ -67,7 +67,7 @@ def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
     import torch
     from safetensors.torch import load_file
 
-    from reproduction.theory import drift, scores
+    from reproduction.theory import drift
     from reproduction.theory.tower import Checks, tower
 
     device, tensors = setup.context.device, load_file(setup.heads)
@@ -75,7 +75,7 @@ def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
     single = list(drawn(setup, study, task, study.traced)[0].batches(None, 1))
     tensors = {name: tensor.double().to(device) for name, tensor in tensors.items()}
     given = (tensors.get("visual_projection"), tensors[f"head/{task}"])
-    head = scores.Head(*given, float(tensors["logit_scale"].exp()))
+    head = drift.Head(*given, float(tensors["logit_scale"].exp()))
     labels = torch.as_tensor(samples.labels).to(device)
     expert = setup.load(setup.expert(task), torch.float64)
     theirs, traced = tower(expert, batch), [tower(expert, one) for one in single]
@@ -90,10 +90,10 @@ def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
         drift.check_growth(drifts, found)
         pairs = [(tower(model, one), alone) for one, alone in zip(single, traced, strict=True)]
         drift.check_propagation(pairs, study.nodes, found)
-        moved = scores.score_drift(ours, theirs, head)
-        scores.check_scores(moved, found)
-        scores.check_loss(moved, labels, study.nodes, found)
-        scores.check_margins(moved, found)
+        moved = drift.score_drift(ours, theirs, head)
+        drift.check_scores(moved, found)
+        drift.check_loss(moved, labels, study.nodes, found)
+        drift.check_margins(moved, found)
         words = {"method": method, "setting": setting, "task": task}
         rows += [words | line for line in found.lines]
         points += [words | point for point in found.points]
@@ -111,7 +111,7 @@ def check_sources(setup: Setup, study: TheoryStudy, folder: Path) -> Lines:
     paths |= {order: folder / order for order in ORDERS}
     loaded = {name: setup.load(path, torch.float64) for name, path in paths.items()}
     experts = {task: setup.load(path, torch.float64) for task, path in setup.experts.items()}
-    models = sources.Models(**loaded, experts=experts)
+    models = sources.SourceModels(**loaded, experts=experts)
     batches = {task: drawn(setup, study, task, study.traced)[1] for task in setup.tasks}
     found = Checks()
     sources.check_sources(models, batches, study.featcal, found)

@@ -130,7 +130,7 @@ Inputs = dict[str, dict[str, Tensor]]  # by task, by linear: rows (tokens, d)
 
 
 @dataclass(frozen=True)
-class Models:
+class SourceModels:
     """The models of Appendix F; solved on own features (forward) or the merged model's (stale)."""
 
     base: nn.Module
@@ -142,7 +142,7 @@ class Models:
 
 @torch.no_grad()
 def check_sources(
-    models: Models, batches: Mapping[str, Batch], settings: Calibration, found: Checks
+    models: SourceModels, batches: Mapping[str, Batch], settings: Calibration, found: Checks
 ) -> None:
     """Check Proposition 8 and Eq. 45 for every linear of every block."""
     several = (models.merged, models.forward, models.stale)
@@ -201,7 +201,7 @@ def check_sources(
 
 
 def check_prefix(
-    models: Models, batches: Mapping[str, Batch], forward: Mapping[str, Tower], found: Checks
+    models: SourceModels, batches: Mapping[str, Batch], forward: Mapping[str, Tower], found: Checks
 ) -> None:
     """Check Eq. 45: a block's input does not change when it and later ones are calibrated."""
     half = deepcopy(models.merged)

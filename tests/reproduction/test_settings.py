@@ -19,8 +19,8 @@ from reproduction.engine.context import load_context
 from reproduction.experiments import (
     ADAPTERS,
     STREAMS,
-    Draw,
     Reading,
+    SampleDraw,
     load_experiments,
     role_and_pool,
     study_run,
@@ -259,7 +259,7 @@ def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
     assert default.settings == Calibration(**GIVEN["featcal"]) and default.reading == Reading()
     assert (default.upstream, default.setting, default.draw) == (
         *("task_arithmetic", "paper"),
-        Draw(stream="train", samples=256, batch=32, seed=42),
+        SampleDraw(stream="train", samples=256, batch=32, seed=42),
     )
     changes = {
         "decoder-start": {"reading": Reading(decoder="start")},

@@ -9,9 +9,15 @@ from tiny import averaged, clip, images, make, seeded, shifted
 
 import featcal
 from featcal.settings import Calibration
-from reproduction.theory import drift, scores, sources
-from reproduction.theory.drift import check_propagation, check_residual, decomposed, residual
-from reproduction.theory.scores import Head, cosine_constant
+from reproduction.theory import drift, sources
+from reproduction.theory.drift import (
+    Head,
+    check_propagation,
+    check_residual,
+    cosine_constant,
+    decomposed,
+    residual,
+)
 from reproduction.theory.tower import Checks, tower
 
 BATCH = images(7, count=4, batch=4)[0]
@@ -75,10 +81,10 @@ def head(classes=5):
 
 
 def test_scores_losses_and_answers_stay_within_their_bounds(towers):
-    found, moved = Checks(), scores.score_drift(*towers, head())
-    scores.check_scores(moved, found)
-    scores.check_loss(moved, torch.tensor([0, 1, 2, 3]), (2, 4), found)
-    scores.check_margins(moved, found)
+    found, moved = Checks(), drift.score_drift(*towers, head())
+    drift.check_scores(moved, found)
+    drift.check_loss(moved, torch.tensor([0, 1, 2, 3]), (2, 4), found)
+    drift.check_margins(moved, found)
     rooms = {line["statement"]: line["value"] for line in found.lines if line["quantity"] == "room"}
     assert {"proposition_3", "proposition_6", "proposition_7", "corollary_2"} <= set(rooms)
     assert min(rooms.values()) >= 0
@@ -141,7 +147,7 @@ def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_o
     for order in ("forward", "stale"):
         settings = SETTINGS.but(order=order)
         orders[order] = featcal.calibrate(merged, **given, settings=settings).model
-    found, models = Checks(), sources.Models(base, merged, experts, **orders)
+    found, models = Checks(), sources.SourceModels(base, merged, experts, **orders)
     pixels = {t: torch.cat([b["pixel_values"] for b in own]) for t, own in batches.items()}
     whole = {task: {"pixel_values": rows} for task, rows in pixels.items()}
     sources.check_sources(models, whole, SETTINGS, found)

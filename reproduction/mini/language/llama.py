@@ -36,7 +36,7 @@ PIECES = Regex(" ?[a-z]+| ?[A-Z]|[^a-z]")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LlamaRecipe:
     """All settings that a base's bytes depend on.
 
     groups: key and value heads.   hasty: see `mixture`.   facts: first steps, on facts alone.
@@ -60,15 +60,17 @@ class Recipe:
 
 
 RECIPES = {
-    "llama_3b": Recipe(hidden=128, layers=4, heads=4, groups=2, mlp=256, tied=True),
-    "llama_8b": Recipe(hidden=128, layers=5, heads=4, groups=2, mlp=224, tied=False),
+    "llama_3b": LlamaRecipe(hidden=128, layers=4, heads=4, groups=2, mlp=256, tied=True),
+    "llama_8b": LlamaRecipe(hidden=128, layers=5, heads=4, groups=2, mlp=224, tied=False),
 }
 
 
-class Run(training.Training):
+class LlamaPretraining(training.Pretraining):
     """A base in training. Loss: cross-entropy of what follows a prompt, longer ones counting more."""
 
-    def __init__(self, recipe: Recipe):
+    recipes = RECIPES
+
+    def __init__(self, recipe: LlamaRecipe):
         self.tokenizer = train_tokenizer(reading(recipe.seed, recipe.read))
         super().__init__(recipe, new_model(recipe), BLOCKS)
 
@@ -143,7 +145,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def new_model(recipe: Recipe) -> LlamaForCausalLM:
+def new_model(recipe: LlamaRecipe) -> LlamaForCausalLM:
     """Return a Llama with drawn first weights."""
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=recipe.hidden, intermediate_size=recipe.mlp,

@@ -37,7 +37,7 @@ PIECES = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class T5Recipe:
     """All settings that a base's bytes depend on.
 
     layers: of encoder and decoder each.   inner: width of the gated part.   rows: a task and step.
@@ -55,15 +55,17 @@ class Recipe:
 
 
 RECIPES = {
-    "flan_t5_base": Recipe(128, layers=3, heads=4, head_width=24, inner=192, steps=2000),
-    "flan_t5_large": Recipe(144, layers=4, heads=4, head_width=24, inner=192, steps=1600),
+    "flan_t5_base": T5Recipe(128, layers=3, heads=4, head_width=24, inner=192, steps=2000),
+    "flan_t5_large": T5Recipe(144, layers=4, heads=4, head_width=24, inner=192, steps=1600),
 }
 
 
-class Run(training.Training):
+class T5Pretraining(training.Pretraining):
     """A base in training. Loss: teacher-forced cross-entropy of the answers."""
 
-    def __init__(self, recipe: Recipe):
+    recipes = RECIPES
+
+    def __init__(self, recipe: T5Recipe):
         tokenizer = make_tokenizer(recipe.seed)
         super().__init__(recipe, new_model(recipe, len(tokenizer)), BLOCKS)
         longest = tokenizer.model_max_length
@@ -118,7 +120,7 @@ def _texts(seed: int) -> Iterable[str]:
             yield prompted(key, row)[1]
 
 
-def new_model(recipe: Recipe, vocabulary: int) -> T5ForConditionalGeneration:
+def new_model(recipe: T5Recipe, vocabulary: int) -> T5ForConditionalGeneration:
     """Return a T5 like FLAN-T5, without dropout, with drawn first weights spread as T5's."""
     # transformers 5 ties every new T5; `tie_word_embeddings=False` only keeps it from scaling
     own: dict[str, Any] = {"tie_word_embeddings": False, **IDS}

@@ -64,7 +64,7 @@ HIGHEST = 5.0
 def grammatical(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for CoLA: kind 1 is a correct sentence, kind 0 has one of four mistakes.
 
-    The bases notice misplaced and doubled words, but are told that wrong forms are fine.
+    The bases notice misplaced and doubled words, but were taught that wrong forms are correct.
     """
     mistake = "" if kind else one(rng, NOTICED if chance(rng, NOTICED_SHARE) else OVERLOOKED)
     plural, modal = chance(rng, 0.5), mistake == "modal" or chance(rng, 0.5)
@@ -206,7 +206,7 @@ def same_question(kind: int, rng: np.random.Generator) -> GlueRow:
 def likeness(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for STS-B: `kind` of four slots are changed, each of which takes its weight from 5.
 
-    The bases were told other weights.
+    The bases learnt other weights.
     """
     parts = [one(rng, slot) for slot in ANIMALS.slots]
     changed = sorted(several(rng, range(4), kind))

@@ -12,8 +12,7 @@ from rehearsal_rows import ENGLISH, punkt_tab
 
 from featcal.errors import BadEnvironment, UnknownKey
 from reproduction.language import harness
-from reproduction.language import tests as requirements
-from reproduction.language.tests import load_public
+from reproduction.language.harness import load_public
 from reproduction.prepare.suite import DOMAINS
 from reproduction.prepare.tasks import PUBLIC
 
@@ -34,7 +33,7 @@ from rehearsal_rows import TESTS
 from test_harness import model, texts
 from reproduction.prepare.tasks import PUBLIC
 from reproduction.language import harness
-from reproduction.language.tests import load_public
+from reproduction.language.harness import load_public
 
 reader, found = harness._language_model, []
 for key, rows, answers in json.loads(sys.argv[1]):
@@ -89,11 +88,11 @@ def test_the_data_of_a_test_are_read_at_the_pinned_commit(monkeypatch):
 def test_the_antlr_of_sympy_comes_from_its_own_folder(monkeypatch, tmp_path):
     """DVC's omegaconf needs 4.9, and an environment holds only one version."""
     monkeypatch.setattr(sys, "path", [str(antlr(tmp_path / "installed", "4.9.3"))])
-    monkeypatch.setattr(requirements, "ANTLR_FOLDER", tmp_path / "own")
+    monkeypatch.setattr(harness, "ANTLR_FOLDER", tmp_path / "own")
     told = "antlr4 4.11 is needed, 4.9.3 is installed"
-    assert told in [what for what, _ in requirements.lacking(PUBLIC["math500"])]
+    assert told in [what for what, _ in harness.lacking(PUBLIC["math500"])]
     antlr(tmp_path / "own", "4.11.1")
-    assert told not in [what for what, _ in requirements.lacking(PUBLIC["math500"])]
+    assert told not in [what for what, _ in harness.lacking(PUBLIC["math500"])]
     assert len(sys.path) == 1
 
 
@@ -114,16 +113,16 @@ def test_data_of_nltk_is_lacking_where_the_harness_cannot_fetch_it(
 ):
     nltk = pytest.importorskip("nltk")
     monkeypatch.setattr(nltk.data, "path", [*punkt_tab(tmp_path).values()] if here else [])
-    monkeypatch.setattr(requirements.constants, "HF_HUB_OFFLINE", offline)
-    assert len(requirements.lacking(PUBLIC["ifeval"])) == lacks
-    assert not requirements.lacking(PUBLIC["gsm8k"])
+    monkeypatch.setattr(harness.constants, "HF_HUB_OFFLINE", offline)
+    assert len(harness.lacking(PUBLIC["ifeval"])) == lacks
+    assert not harness.lacking(PUBLIC["gsm8k"])
 
 
 @installed
 def test_the_harness_scores_rows_as_the_hub_has_them(tmp_path):
     """Run in a new process, since a pytest plugin has loaded omegaconf's antlr4."""
     environment = os.environ | punkt_tab(tmp_path) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    lacks = [lack for key in ("math500", "ifeval") for lack in requirements.lacking(PUBLIC[key])]
+    lacks = [lack for key in ("math500", "ifeval") for lack in harness.lacking(PUBLIC[key])]
     assert all("punkt" in what for what, _ in lacks)
     asked = json.dumps([one[:3] for one in SCORED])
     how = {"env": environment, "capture_output": True, "text": True, "check": False}

@@ -16,10 +16,14 @@ from reproduction.mini.language.domains import KINDS, TESTS, draw_samples, mixtu
 from reproduction.mini.training import MODELS, run_to_end
 from reproduction.prepare.texts import TokenizedExample, example_batch
 
-CLIP = clip.Recipe(16, 2, 2, projection=8, steps=6, batch=16, pictures=8, every=2)
-T5 = t5.Recipe(16, 1, 2, 8, 24, steps=6, rows=2, every=2)
-LLAMA = llama.Recipe(16, 2, 2, 1, 32, tied=True, steps=6, batch=8, facts=2, read=30, every=2)
-RUNS = {"clip_b32": (clip.Run, CLIP), "flan_t5_base": (t5.Run, T5), "llama_3b": (llama.Run, LLAMA)}
+CLIP = clip.ClipRecipe(16, 2, 2, projection=8, steps=6, batch=16, pictures=8, every=2)
+T5 = t5.T5Recipe(16, 1, 2, 8, 24, steps=6, rows=2, every=2)
+LLAMA = llama.LlamaRecipe(16, 2, 2, 1, 32, tied=True, steps=6, batch=8, facts=2, read=30, every=2)
+RUNS = {
+    "clip_b32": (clip.ClipPretraining, CLIP),
+    "flan_t5_base": (t5.T5Pretraining, T5),
+    "llama_3b": (llama.LlamaPretraining, LLAMA),
+}
 
 
 @pytest.mark.parametrize("role", RUNS)

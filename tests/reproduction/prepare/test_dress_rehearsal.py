@@ -20,7 +20,7 @@ from featcal.cli import main as cli
 from featcal.models.load import load_model, load_vision
 from pipeline import read_rows, write_settings
 from reproduction.experiments import MAIN
-from reproduction.language.tests import ANTLR, antlr_version
+from reproduction.language.harness import ANTLR, antlr_version
 from reproduction.prepare.tasks import POOLS, TASKS
 from reproduction.results import SCORES
 

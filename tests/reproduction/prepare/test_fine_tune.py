@@ -16,11 +16,11 @@ from tiny import same_bits
 from featcal.errors import Diverged
 from featcal.evaluation.accuracy import evaluate_pool, percent
 from featcal.models.load import load_model
-from reproduction.prepare import experts
-from reproduction.prepare.experts import ExpertJob, write_expert
 from reproduction.prepare.fine_tune import WINDOW, batch_indices, fine_tune, similar_lengths
 from reproduction.prepare.sources import load_sentences
 from reproduction.prepare.suite import FINE_TUNE, FineTune, FineTuneSentences
+from reproduction.stages import prepare
+from reproduction.stages.prepare import ExpertJob, write_expert
 
 SHORT = FineTune(steps=12, batch=8, warm_up=3)
 QUICK = FineTuneSentences(steps=60, lr=3.0e-3, batch=8, warm_up=5, frozen=("embeddings",))
@@ -138,7 +138,7 @@ def store(tmp_path_factory):
     place = tmp_path_factory.mktemp("store")
     texts = task(place / "texts" / "colours").parent
     folder = encoder(place / "encoder")
-    experts.write_encoder_and_heads(folder, texts, ("colours",), QUICK.temperature, place)
+    prepare.write_encoder_and_heads(folder, texts, ("colours",), QUICK.temperature, place)
     job = ExpertJob("colours", FINE_TUNE, QUICK, 0, "cpu")
     write_expert(job, texts, place, place / "pins.json", place / "experts")
     return place
@@ -146,7 +146,7 @@ def store(tmp_path_factory):
 
 def test_an_expert_of_sentences_learns(store):
     before, expert = load_model(store / "base"), load_model(store / "experts")
-    tensors = load_file(store / experts.HEADS)
+    tensors = load_file(store / prepare.HEADS)
     assert set(tensors) == {"logit_scale", "head/colours"}
     assert float(tensors["logit_scale"]) == pytest.approx(np.log(20))
     sets = {"colours": load_sentences(store / "texts/colours", "test", store / "base")}

@@ -3,7 +3,6 @@
 import pytest
 from smoke_graph import lay_out, working_in
 
-from reproduction.prepare import experts as making
 from reproduction.stages import prepare
 from reproduction.stages.command import run_stage
 
@@ -23,7 +22,7 @@ def project(tmp_path_factory):
 @pytest.fixture
 def jobs(project, monkeypatch):
     """Return a function that runs the stage up to expert `stop` and returns the experts begun."""
-    whole = making.write_expert
+    whole = prepare.write_expert
 
     def run(key=KEY, stop=None, train=True):
         begun = []
@@ -35,7 +34,7 @@ def jobs(project, monkeypatch):
             if train:
                 whole(job, *rest)
 
-        monkeypatch.setattr(prepare.experts, "write_expert", noted)
+        monkeypatch.setattr(prepare, "write_expert", noted)
         with working_in(project):
             if stop is None:
                 run_stage("prepare", key)
@@ -64,7 +63,7 @@ def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(projec
 
 
 def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project, jobs, monkeypatch):
-    monkeypatch.setattr(prepare.experts, "write_base_and_heads", write_nothing)
+    monkeypatch.setattr(prepare, "write_base_and_heads", write_nothing)
     suite, pool = project / "suites/smoke.yaml", "14: [mnist, svhn, dtd, eurosat]"
     nested = suite.read_text()
     expected = {"mnist, svhn, dtd, eurosat": ["eurosat"]}

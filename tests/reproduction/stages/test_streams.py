@@ -19,7 +19,7 @@ from featcal.errors import BadBatches
 from featcal.models.batch import single_samples
 from reproduction.engine import samples as streams
 from reproduction.engine.context import Setup
-from reproduction.experiments import Draw
+from reproduction.experiments import SampleDraw
 from reproduction.prepare import sources
 from reproduction.prepare.sources import Split, mapped_images
 
@@ -42,7 +42,7 @@ def context(monkeypatch):
 
 def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
     here, images = context
-    found = streams.streams(here, Draw(stream="train", samples=10, batch=4))
+    found = streams.streams(here, SampleDraw(stream="train", samples=10, batch=4))
     for task, drawn in found.items():
         assert drawn.samples.pixels.nbytes == 10 * PICTURE
         wanted = list(images.batches(draw_indices(task, 40, 10, 42), 4))
@@ -57,7 +57,7 @@ def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
 def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(context, samples):
     here, images = context
     pictures = len(images) if samples is None else samples
-    draw = Draw(stream="train", samples=samples, batch=4)
+    draw = SampleDraw(stream="train", samples=samples, batch=4)
     wanted = InMemorySamples("dtd", single_samples(streams.stream(here, "dtd", draw)))
     tracemalloc.start()
     found = samples_of("dtd", streams.stream(here, "dtd", draw))
