@@ -18,7 +18,6 @@ from featcal.baselines.training import batch_order, kept_steps, together, train
 from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.models.batch import rows_before_head, single_samples
-from reproduction.engine.make import read_pair, write_pair
 
 SETTINGS = Surgery(rank=3, batch=8, steps=60, features="raw")
 
@@ -55,12 +54,6 @@ def test_public_functions_fit_projected_features(settings):
     ours = getattr(featcal, settings.name)(*call(given), head=head, **settings.model_dump())
     once = settings.but(encode="once") if ours.losses else settings
     assert difference(ours, once.fit(features)) < 1e-9
-
-
-def test_a_file_keeps_features_bit_for_bit(tmp_path):
-    for own in pairs(dtype=torch.float32).values():
-        write_pair(own, tmp_path / "one" / "pair.safetensors")
-        assert same(read_pair(tmp_path / "one" / "pair.safetensors", torch.device("cpu")), own)
 
 
 def test_models_and_other_draws_are_left_alone_and_a_seed_gives_the_same_adapters():
