@@ -30,9 +30,9 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}."
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException, most: int = 200) -> str:
     """Return another library's error message on one line, shortened, or its class if it is empty."""
-    return shorten(" ".join(str(error).split()) or type(error).__name__, 200)
+    return shorten(" ".join(str(error).split()) or type(error).__name__, most)
 
 
 def shorten(text: str, most: int) -> str:

@@ -131,7 +131,7 @@ def _as_bad_file(file: str | Path, problem: str, way_out: str) -> Iterator[None]
         with warnings.catch_warnings(action="ignore"):
             yield
     except Exception as error:  # peft raises many kinds for what it cannot add or merge
-        raise BadFile(file, f"{problem} ({one_line(error)})", way_out) from None
+        raise BadFile(file, f"{problem} ({one_line(error, 300)})", way_out) from None
 
 
 def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | None = None) -> Any:

@@ -1,10 +1,11 @@
 """The public Python names, from signatures and docstrings."""
 
 import ast
+import inspect
 from pathlib import Path
 
 from featcal.baselines import corrections
-from featcal.baselines.adapters import Baseline
+from featcal.baselines.adapters import BASELINES
 from reference.markdown import block, docstring, escaped
 
 # heading → file; a test compares the first group with featcal.__all__
@@ -50,21 +51,24 @@ def described(root: Path, heading: str, file: str) -> str:
     """Return the signature or the fields of one name, and its docstring."""
     name = heading.rpartition(".")[-1]
     tree = ast.parse((root / file).read_text("utf-8"))
-    tree = _DefaultsOfSettings().visit(tree)
-    node = next(n for n in tree.body if getattr(n, "name", "") == name)
+    kind = BASELINES[name].__name__ if name in BASELINES else name
+    node = next(n for n in tree.body if getattr(n, "name", "") == kind)
     meaning = docstring(ast.get_docstring(node) or "")
+    shown, own = signature(node), methods(node)
+    if name in BASELINES:
+        shown, own = made(name), ""
     where = f"Defined in {escaped(file)}.\n\n"
-    return f"### {escaped(heading)}\n\n{block(signature(node), 'python')}\n{meaning}{methods(node)}{where}"
+    return f"### {escaped(heading)}\n\n{block(shown, 'python')}\n{meaning}{own}{where}"
 
 
-class _DefaultsOfSettings(ast.NodeTransformer):
-    """Replace `SURGERY.rank`, a default of `surgery`, by its value."""
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        own = (
-            getattr(corrections, node.value.id, None) if isinstance(node.value, ast.Name) else None
-        )
-        return ast.Constant(getattr(own, node.attr)) if isinstance(own, Baseline) else node
+def made(name: str) -> str:
+    """Return a baseline's function, made from the fields of its class, as a signature."""
+    function = ast.parse("def f(merged, experts, batches) -> Adapters: ...").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    for parameter in list(inspect.signature(getattr(corrections, name)).parameters.values())[3:]:
+        function.args.kwonlyargs.append(ast.arg(parameter.name))
+        function.args.kw_defaults.append(ast.Constant(parameter.default))
+    return _function(function, name)
 
 
 def signature(node: ast.AST) -> str:
