@@ -48,7 +48,7 @@ def present(roles: Any) -> Any:
     return {key: role for key, role in roles.items() if role is not None} if named else roles
 
 
-Experts = Annotated[str, AfterValidator(made_or_named)]
+ExpertsFrom = Annotated[str, AfterValidator(made_or_named)]
 Present = BeforeValidator(present)
 
 
@@ -126,7 +126,7 @@ class FineTuneSentences(CosineRate):
         return self.lr * min((step + 1) / self.warm_up, falling, 1.0)
 
 
-class Data(Settings):
+class ImageData(Settings):
     """Where images come from: drawn (mini), one folder per task in `folder` (files), the hub.
 
     train, validation, test: images per task; None: all.   processor: what resizes images; those of
@@ -171,7 +171,7 @@ class Role(Settings):
     """An image encoder, a folder or hub id, and its experts: `fine_tune` or a pattern with {task}."""
 
     clip: str
-    experts: Experts = FINE_TUNE
+    experts: ExpertsFrom = FINE_TUNE
 
 
 class SentenceRole(Settings):
@@ -191,7 +191,7 @@ class LanguageRole(Settings):
     """
 
     model: str
-    experts: Experts = FINE_TUNE
+    experts: ExpertsFrom = FINE_TUNE
     fine_tune: FineTuneText = FineTuneText()
     steps: Mapping[str, PositiveInt] = {}
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -288,7 +288,7 @@ class Suite(Settings):
     """
 
     name: str
-    data: Data
+    data: ImageData
     pools: Mapping[PositiveInt, Names]
     roles: Annotated[Mapping[str, Role], Present]
     fine_tune: FineTune

@@ -23,7 +23,7 @@ from reproduction.profiling import profiled
 from reproduction.results import AUDIT
 
 METHODS = ("featcal", *TRAINED_ADAPTERS)
-Batches = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
+BatchesInMemory = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
 
 
 class CostStudy(Study):
@@ -92,7 +92,7 @@ def costs(study: Study, jobs: Jobs, at_once: int, threads: int | None) -> dict[s
     return record | {"settings": study.model_dump()}
 
 
-def in_memory(setup: Setup, draw: SampleDraw) -> Batches:
+def in_memory(setup: Setup, draw: SampleDraw) -> BatchesInMemory:
     """Return the batches of a draw; all samples of a task that has fewer."""
     found = {}
     for task in setup.tasks:
@@ -102,7 +102,9 @@ def in_memory(setup: Setup, draw: SampleDraw) -> Batches:
     return found
 
 
-def make(setup: Setup, model: ModelSpec, batches: Batches, audit: Iterable[int] = ()) -> None:
+def make(
+    setup: Setup, model: ModelSpec, batches: BatchesInMemory, audit: Iterable[int] = ()
+) -> None:
     import featcal
     from featcal.baselines.adapters import Adapters
     from featcal.baselines.training import adapters_for

@@ -11,7 +11,7 @@ import pandas as pd
 
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import hovering, legend, one_panel, shown, stacked
-from reproduction.report.html import PageOutput, Row, change, compact, listed
+from reproduction.report.html import PageOutput, TableRow, change, compact, listed
 from reproduction.report.paper import IMAGES, REAL, VISION, model_name
 from reproduction.report.statistics import estimate
 from reproduction.report.tables import SHORT, SYMBOLS, UPSTREAMS, average, settings_shown
@@ -262,7 +262,7 @@ def _scored(rows: pd.DataFrame) -> str:
 
 def spectrum(suite: str) -> PageOutput:
     """List scores with ρ on a part of the weights; a row above them says how much lies below λ."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for name, ours in studies(suite).items():
         for ridge, shares in ours.settings("extrapolation")["below"].items():
             found = {p: rows_of(ours, "spectrum", p, ridge=float(ridge)) for p in PLACES}
