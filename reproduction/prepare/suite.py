@@ -18,6 +18,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
 )
+from pydantic_core import PydanticCustomError
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Fraction, Settings, require
@@ -36,9 +37,10 @@ Processor = Literal["pil", "torchvision"]  # what resizes images
 
 
 def made_or_named(experts: str) -> str:
-    """Return the experts' source. Raises: ValueError."""
+    """Return the experts' source. Raises: PydanticCustomError."""
     if experts != FINE_TUNE and "{task}" not in experts:
-        raise ValueError(f"must be {FINE_TUNE}, or a hub id with {{task}} in it")
+        wanted = f"must be {FINE_TUNE}, or a hub id with {{task}} in it"
+        raise PydanticCustomError("source", wanted)
     return experts
 
 
