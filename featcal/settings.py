@@ -29,9 +29,9 @@ def require(condition: bool, key: str, value: object, expected: str) -> None:
 
 
 def each_once(values: Sequence[T]) -> Sequence[T]:
-    """Return the values. Raises: ValueError if two are equal."""
+    """Return the values. Raises: PydanticCustomError if two are equal."""
     if len(set(values)) < len(values):
-        raise ValueError("must name each value once")
+        raise PydanticCustomError("twice", "must name each value once")
     return values
 
 
@@ -121,7 +121,7 @@ def _first_mistake(error: ValidationError, given: Any, section: str) -> BadSetti
         return BadSetting(section, list(value), f"lacks {first['loc'][-1]}")
     # one mistake per option of a union
     texts = [one["msg"] for where, _, one in mistakes if where == path]
-    texts = [text.partition(" should ")[2] or text.removeprefix("Value error, ") for text in texts]
+    texts = [text.partition(" should ")[2] or text for text in texts]
     expected = " or ".join(dict.fromkeys(texts)).replace("valid tuple", "list")
     if kind.startswith("byte_size"):
         expected = "be a number of bytes, such as 8GiB"

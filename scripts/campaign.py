@@ -222,10 +222,10 @@ def by_command(
                 return SILENT, fault
             stacks = more if any(word.startswith("stack=") for word in more) else []
             tokens = [] if pictures else ["--set", "tokens=7"]
-            planned = ["plan", *MERGE[2:-2], "--merged", "merged", *tokens, *stacks]
+            planned = ["plan", *MERGE[2:-2], "--merged", "merged", *tokens, *more]
             needs, unplanned = command(planned)
             inspected = command(["inspect", "merged", "--plan"])[0]  # 2 of a family that is refused
-            assert inspected in (0, code) and needs in (0, 2)
+            assert (inspected in (0, code) or more) and needs in (0, 2)
             if code:
                 return NAMED, " ".join(said.split())[:160]
             if fault := no_result(Path("merged"), Path("new")) or other_drift(

@@ -39,6 +39,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "language": {"prepare", "mini"},
     "mini": {"experiments", "prepare.tasks", "prepare.texts"},
     "prepare": KNOWN,
+    "profiling": set(),
     "engine": KNOWN | {"language", "prepare"},
     "field": KNOWN | {"prepare", "engine"},
     "studies": KNOWN
@@ -47,6 +48,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
         "field",
         "mini.images",
         "prepare",
+        "profiling",
         "stages.measure",
         "stages.prepare",
     },

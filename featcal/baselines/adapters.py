@@ -73,14 +73,14 @@ class Baseline(Settings):
         return unit_length(exact) if self.features == "unit" else exact
 
 
-Kind = TypeVar("Kind", bound=type[Baseline])
+BaselineClass = TypeVar("BaselineClass", bound=type[Baseline])
 BASELINES: dict[str, type[Baseline]] = {}
 
 
-def baseline(name: str, title: str) -> Callable[[Kind], Kind]:
+def baseline(name: str, title: str) -> Callable[[BaselineClass], BaselineClass]:
     """Register a class under the name that folders and messages have for it."""
 
-    def register(kind: Kind) -> Kind:
+    def register(kind: BaselineClass) -> BaselineClass:
         kind.name = kind.section = name
         kind.title = title
         BASELINES[name] = kind

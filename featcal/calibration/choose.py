@@ -30,7 +30,6 @@ from featcal.errors import BadFile, NotFinite
 from featcal.models.batch import (
     Batch,
     Batches,
-    Sentences,
     TaskBatches,
     naming,
     output_embeddings,
@@ -44,6 +43,7 @@ from featcal.models.batch import (
 from featcal.models.blocks import StopForward, model_call, output_hooks
 from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan, blocks_of, plan_for
+from featcal.models.sentences import Sentences
 from featcal.models.streamed import ModelHandle, StreamedModel
 from featcal.settings import Calibration
 

@@ -229,7 +229,8 @@ def _block(
     """Return the shape of one block, and the features after it."""
     tokens, every = tuple(before[0].shape[:2]), solved_modules(block)[0]
     linears, norms = solved_modules(block, how.norm, how.modules)
-    with FlopCounterMode(display=False) as flops, module_inputs(block, [*every, *norms]) as seen:
+    captured = module_inputs(block, [*linears, *norms], others={*every} - {*linears})
+    with FlopCounterMode(display=False) as flops, captured as seen:
         out = step(block, stack, *before)
     outputs = {name: len(weight_of(block.get_submodule(name))) for name in every}
     sites, until = list[SiteShape](), dict[str, int]()  # work of linears until a module is reached

@@ -188,8 +188,8 @@ def text_answers(
     """Return the answers on labelled texts, by the head, likelihoods or vectors of the model."""
     from featcal.data.texts import input_of, load_labelled, reader_for
     from featcal.evaluation.accuracy import WAYS, TextModel, right_answers, way_of
-    from featcal.models.batch import Sentences
     from featcal.models.load import load_model
+    from featcal.models.sentences import Sentences
 
     pairs = options.pairs_by_name("--classes", classes, "NAME=A,B,...", "reviews=bad,good")
     names = {task: labels.split(",") for task, labels in pairs.items()}

@@ -47,7 +47,7 @@ def fix(
     force: options.Force = False,
 ) -> None:
     """Calibrate a merged model, write it, and report whether it is better for each expert."""
-    from featcal.models.batch import Sentences
+    from featcal.models.sentences import Sentences
 
     inputs = read_inputs(merged, base, expert, data, named_by="MERGED")
     if out is None:

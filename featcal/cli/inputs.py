@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from featcal.models.plan import BlockPlan
 
 T = TypeVar("T")
-Names = Collection[str]
+
 
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
 HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
@@ -135,8 +135,8 @@ def named_data(pairs: Iterable[str], collect: AllAtOnce) -> "dict[str, Location]
 def read_inputs(
     merged: str | None,
     base: str | None,
-    expert: Names | None,
-    data: Names | None = None,
+    expert: Collection[str] | None,
+    data: Collection[str] | None = None,
     recipe: Path | None = None,
     *,
     weights: bool = True,  # False if the configuration of models on the hub is enough
@@ -192,7 +192,11 @@ def read_inputs(
 
 
 def read_compared(
-    model: Names, base: str | None, expert: Names | None, data: Names, recipe: Path | None
+    model: Collection[str],
+    base: str | None,
+    expert: Collection[str] | None,
+    data: Collection[str],
+    recipe: Path | None,
 ) -> tuple[dict[str, Path], Inputs]:
     """Return the models to compare by name, and inputs with the first of them as merged model.
 
@@ -218,7 +222,7 @@ def read_compared(
     return models, replace(inputs, merged=first)
 
 
-def require_samples(experts: Names, data: Names) -> None:
+def require_samples(experts: Collection[str], data: Collection[str]) -> None:
     """Raise BadSetting or UnknownKey unless there are samples of every expert, and of no other."""
     if lacking := [name for name in experts if name not in data]:
         way_out = ", ".join(f"--data {name}=PATH" for name in lacking)
@@ -323,7 +327,7 @@ class Request:
 
 
 @contextmanager
-def whole_experts(inputs: Inputs, work: Path, mine: Names) -> Iterator[dict[str, Path]]:
+def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator[dict[str, Path]]:
     """Yield the experts' folders, with LoRA experts among `mine` as whole models in `work`.
 
     They are removed afterwards, unless `work` holds finished blocks of a run that can continue.

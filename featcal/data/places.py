@@ -79,7 +79,10 @@ def open_table(location: Location, split: str) -> "Dataset":
     path = Path(location.source)
     files = [path] if path.is_file() else split_files(path, split)
     if not files:
-        layouts = f"{split}.parquet, .jsonl, .txt, .json or .csv, or {split}/<class>/"
+        layouts = f"{split}.parquet, .jsonl, .txt, .json or .csv"
+        if (path / split).is_dir():
+            problem = f"holds a folder {split}, as sets of pictures do, but this model reads texts"
+            raise BadData(path, problem, f"give texts: {layouts}")
         raise _no_split(path, split, layouts)
     builder = BUILDERS.get(files[0].suffix)
     if builder is None:
@@ -238,7 +241,7 @@ def reaching(
             "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any "
             "connection)",
         ]
-        problem = f"{problem} ({one_line(error)}{more})"
+        problem = f"{problem} ({one_line(error, 120)}{more})"
         raise errors.HubUnreachable(at, problem, *ways_out) from None
 
 

@@ -21,9 +21,9 @@ from transformers.models.auto.modeling_auto import (
 
 from featcal.data.places import LABEL, Columns, Location, open_table, split_files
 from featcal.errors import BadData, BadFile, BadSetting, one_line, shorten
-from featcal.models.batch import Texts
 from featcal.models.checkpoint import MODULES
 from featcal.models.load import load_tokenizer
+from featcal.models.sentences import Texts
 
 if TYPE_CHECKING:
     from datasets import Dataset

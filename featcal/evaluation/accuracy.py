@@ -21,7 +21,6 @@ from featcal.errors import BadData, BadSetting, NotFinite
 from featcal.models.batch import (
     IGNORED,
     Batch,
-    Sentences,
     output_embeddings,
     projected,
     token_mean,
@@ -29,6 +28,7 @@ from featcal.models.batch import (
 )
 from featcal.models.blocks import model_call
 from featcal.models.load import evaluation_mode
+from featcal.models.sentences import Sentences
 
 # a model, or a function from inputs to projected features (n, p), such as a model with adapters
 Encoder = nn.Module | Callable[[Batch], Tensor]

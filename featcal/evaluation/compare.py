@@ -15,10 +15,11 @@ from featcal.calibration.choose import Answers, answers, kl_and_top1, relational
 from featcal.core.moments import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
-from featcal.models.batch import Batches, Model, Sentences, check_batch, check_tasks, naming
+from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan, blocks_of, plan_for
+from featcal.models.sentences import Sentences
 from featcal.models.streamed import (
     InMemoryModel,
     ModelHandle,

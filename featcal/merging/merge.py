@@ -20,7 +20,7 @@ from featcal.merging import sources as of_models
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
-from featcal.models.batch import Model, TaskBatches, merge_modules
+from featcal.models.batch import Model, TaskBatches
 from featcal.models.checkpoint import is_adapter, modules_of, read_safetensors
 from featcal.models.load import (
     VISION,
@@ -32,6 +32,7 @@ from featcal.models.load import (
     write_config,
 )
 from featcal.models.lora import untied_config
+from featcal.models.sentences import merge_modules
 from featcal.models.stored import ModelCheckpoint
 from featcal.models.streamed import require_same_configs
 from featcal.settings import require

@@ -6,7 +6,7 @@ transformers writes as several operations run in place: the same bits, with less
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -251,29 +251,33 @@ class Captured(dict[str, Tensor]):
 
 @contextmanager
 def module_inputs(
-    block: nn.Module, names: Sequence[str], enough: Enough | None = None
+    block: nn.Module,
+    names: Sequence[str],
+    enough: Enough | None = None,
+    others: Collection[str] = (),
 ) -> Iterator[dict[str, Tensor]]:
-    """Capture the first positional input of each named module during the next forward of a block.
+    """Capture the first positional input of each named module in the next forward of a block.
 
-    The `with` ends once `enough` agrees. Raises: BadCapture for an input unseen or overwritten.
+    The `with` ends once `enough` agrees. others: modules that may also run twice or not at all.
+    Raises: BadCapture for an input of `names` that is unseen, seen twice or overwritten.
     """
     inputs = Captured(enough)
 
     def note(name: str, args: tuple[Any, ...]) -> None:
-        if name in inputs:
+        if name in inputs and name in names:
             raise BadCapture([name], "ran twice in one pass of its block")
-        if args and isinstance(args[0], Tensor):
+        if name not in inputs and args and isinstance(args[0], Tensor):
             inputs.add(name, args[0])
 
     handles = [
         block.get_submodule(n).register_forward_pre_hook(lambda _, args, n=n: note(n, args))
-        for n in names
+        for n in [*names, *others]
     ]
     with suppress(StopForward), hooked(handles):
         yield inputs
     if unseen := [name for name in names if name not in inputs]:
         raise BadCapture(unseen, "no positional input was seen while the block ran")
-    if changed := inputs.overwritten:
+    if changed := [name for name in inputs.overwritten if name in names]:
         raise BadCapture(changed, "the input was overwritten in place after the module had read it")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from reproduction.engine.context import Setup
@@ -12,9 +12,8 @@ from reproduction.results import packed
 
 if TYPE_CHECKING:  # a stage's own process only names these; its workers load torch
     import numpy as np
-    from torch import Tensor
 
-Batch: TypeAlias = "dict[str, Tensor]"
+    from featcal.models.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,12 @@ class Numbered:
     def __len__(self) -> int:
         return len(self.order)
 
-    def batch(self, indices: Sequence[int]) -> Batch:
+    def batch(self, indices: Sequence[int]) -> "Batch":
         return next(iter(self.samples.batches(self.order[indices], len(indices))))
 
 
 @dataclass(frozen=True)
-class Stream:
+class SampleStream:
     """Batches of images or texts. shuffle: a generator that every iteration continues."""
 
     samples: Any
@@ -47,7 +46,7 @@ class Stream:
         order = self.shuffle.permutation(count) if self.shuffle else np.arange(count)
         return Numbered(self.samples, order)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> "Iterator[Batch]":
         found: Iterator[Batch] = self.samples.batches(self.by_number().order, self.size)
         return found
 
@@ -61,14 +60,14 @@ def load_split(setup: Setup, task: str, split: str) -> Any:
 
 def streams(
     setup: Setup, draw: SampleDraw, reading: Reading | None = None, damage: str = ""
-) -> dict[str, Iterable[Batch]]:
+) -> "dict[str, Iterable[Batch]]":
     """Return batches of every task of the pool, labels unused; as `stream`."""
     return {task: stream(setup, task, draw, reading, damage) for task in setup.tasks}
 
 
 def stream(
     setup: Setup, task: str, draw: SampleDraw, reading: Reading | None = None, damage: str = ""
-) -> Iterable[Batch]:
+) -> "Iterable[Batch]":
     """Return batches of one task, labels unused; damage changes samples but not which are drawn."""
     if setup.of_texts:
         from reproduction.prepare.texts import text_batches
@@ -84,9 +83,9 @@ def stream(
     samples = damaged(samples, task, damage, draw.seed) if damage else samples
     if draw.samples is None:
         order = np.random.default_rng([draw.seed, crc32(task.encode()), crc32(b"stream")])
-        return Stream(samples, draw.batch, order)
+        return SampleStream(samples, draw.batch, order)
     drawn = draw_indices(task, len(samples.labels), draw.samples, draw.seed)
-    return Stream(samples.take(drawn), draw.batch)
+    return SampleStream(samples.take(drawn), draw.batch)
 
 
 def damaged(samples: Any, task: str, damage: str, seed: int) -> Any:

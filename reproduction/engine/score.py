@@ -16,8 +16,8 @@ from reproduction.results import CURVES, GREEDY, SCORES, SEEN, packed, write_row
 # Samples at a time, on which scores do not depend: few on a CPU, whose cache then holds the outputs.
 BATCH, CACHED, TEXTS = 250, 64, 64
 Row = dict[str, Any]  # of a results file
-Counts = dict[str, Row]  # by task: value, count, correct (packed); metric unless accuracy
-Evaluate = Callable[..., dict[str, Counts]]  # called as `evaluate_model`
+TaskScores = dict[str, Row]  # by task: value, count, correct (packed); metric unless accuracy
+Evaluate = Callable[..., dict[str, TaskScores]]  # called as `evaluate_model`
 
 
 def score(
@@ -26,7 +26,7 @@ def score(
     """Return the rows of every model by its name; a job has a model and what corrects it."""
     alone = [model for model in models if not model.corrects]
     jobs = {m.name: (setup, m, [one for one in models if one.corrects == m.name]) for m in alone}
-    found: dict[str, Counts] = {}
+    found: dict[str, TaskScores] = {}
     for counts in setup.context.run(label, evaluate or evaluate_model, jobs).values():
         found |= counts
     rows: dict[str, list[Row]] = {}
@@ -41,7 +41,7 @@ def evaluate_model(
     model: ModelSpec,
     corrected: Sequence[ModelSpec],
     selection: Selection | None = None,
-) -> dict[str, Counts]:
+) -> dict[str, TaskScores]:
     """Return the scores of one model, or of each task's own expert, and of the same with adapters."""
     from featcal.baselines.adapters import Adapters
 
@@ -64,7 +64,7 @@ def answers(
     read: Callable[[str], Any],
     changes: Mapping[str, Callable[[str, Any], Any]] | None = None,
     tasks: Sequence[str] = (),
-) -> dict[str, Counts]:
+) -> dict[str, TaskScores]:
     """Return what encoders get right, and what is right once the features of the first are changed.
 
     models_of, read: return a task's models by name, and its samples.
@@ -75,7 +75,7 @@ def answers(
 
     batch = CACHED if setup.context.device.type == "cpu" else BATCH
     tensors = load_file(setup.heads)
-    found: dict[str, Counts] = {}
+    found: dict[str, TaskScores] = {}
     for task in tasks or setup.tasks:
         models, heads = models_of(task), {task: tensors[f"head/{task}"]}
         adapted = {name: (next(iter(models)), change) for name, change in (changes or {}).items()}
@@ -92,12 +92,12 @@ def scored(
     models: Mapping[Any, Callable[[str], Any]],
     selection: Selection,
     adapters: Mapping[str, Any] | None = None,
-) -> dict[Any, Counts]:
+) -> dict[Any, TaskScores]:
     """Return the scores of models, and of the first with adapters; of texts on the whole split.
 
     models: by name, what returns the model of a task.
     """
-    found, adapters = dict[Any, Counts](), adapters or {}
+    found, adapters = dict[Any, TaskScores](), adapters or {}
     if not setup.of_texts:
         changes = {name: one.apply for name, one in adapters.items()}
         read = partial(selection.read, setup)
@@ -120,7 +120,7 @@ def averages(setup: Setup, models: Mapping[float, Any], selection: Selection) ->
     return {name: average(judged[name]) for name in models}
 
 
-def average(counts: Counts) -> float:
+def average(counts: TaskScores) -> float:
     return sum(one["value"] for one in counts.values()) / len(counts)
 
 
@@ -131,7 +131,7 @@ def highest(values: Mapping[float, float]) -> float:
 
 def generated(
     setup: Setup, model_of: Callable[[str], Any], changes: Mapping[str, Any], split: str = "test"
-) -> dict[str, Counts]:
+) -> dict[str, TaskScores]:
     """Return the scores of a language model by task of GLUE, by test of the domains or by chat.
 
     changes: by name, what is done to the model, given it and the task; None: nothing.
@@ -145,7 +145,7 @@ def generated(
         given = (setup, model_of, setup.tasks, split)
         return {name: chat_answers(*given, change) for name, change in changes.items()}
     tokenizer, texts = load_tokenizer(setup.base), setup.texts
-    found: dict[str, Counts] = {name: {} for name in changes}
+    found: dict[str, TaskScores] = {name: {} for name in changes}
     if setup.pool == DOMAIN_POOL:
         tests, model = load_tests(texts, setup.context.suite.language, split), model_of("")
         for name, change in changes.items():
@@ -164,14 +164,14 @@ def generated(
 
 def chat_answers(
     setup: Setup, model_of: Callable[[str], Any], tasks: Sequence[str], split: str, change: Any
-) -> Counts:
+) -> TaskScores:
     """Return the answers by task, by likelihood and, under <task>-greedy, by greedy exact match."""
     from featcal.models.load import load_tokenizer
     from reproduction.language.generation import right_answers
     from reproduction.prepare.chat import INSTRUCTIONS
     from reproduction.prepare.texts import load_texts
 
-    tokenizer, found = load_tokenizer(setup.base), Counts()
+    tokenizer, found = load_tokenizer(setup.base), TaskScores()
     for task in tasks:
         rows = [(one.text, one.target or "") for one in load_texts(setup.texts, task, split)]
         words, model = [*INSTRUCTIONS[task].words.values()], model_of(task)
@@ -182,7 +182,7 @@ def chat_answers(
     return found
 
 
-def unseen_chats(setup: Setup, model: Any, split: str) -> Counts:
+def unseen_chats(setup: Setup, model: Any, split: str) -> TaskScores:
     """Return the answers to tasks that no expert saw, and the log-likelihood of plain texts."""
     from featcal.models.load import load_tokenizer
     from reproduction.language.generation import log_likelihood

@@ -28,6 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from featcal.baselines.adapters import Weights
 from featcal.baselines.training import as_module, batch_order, samples_of
 from featcal.core import generator
 from featcal.core.precision import exact_products
@@ -50,7 +51,6 @@ from featcal.settings import require
 from reproduction.field.settings import IntervMerge, SurgeryV2
 
 InnerSettings = SurgeryV2 | IntervMerge
-Weights = Mapping[str, Tensor]
 FEATURE = "feature"  # key of the last feature, next to the paths of modules
 FILE = "adapters.safetensors"
 

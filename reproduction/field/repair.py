@@ -32,7 +32,9 @@ from featcal.models.modules import solved_modules, weight_of
 from featcal.models.plan import blocks_of, plan_for
 from reproduction.field.settings import SVC_LEAST
 
-Moments = Mapping[str, Tensor]  # by linear: mean and standard deviation of its outputs, (2, o)
+OutputMoments = Mapping[
+    str, Tensor
+]  # by linear: mean and standard deviation of its outputs, (2, o)
 TINY = 1e-12  # FusionBench's least squared length of an expert's response
 
 
@@ -41,7 +43,7 @@ def all_samples(batches: TaskBatches) -> Batch:
     return together("*", [one for task in sorted(batches) for one in single_samples(batches[task])])
 
 
-def output_moments(models: Iterable[Model], batch: Batch, device: Any) -> Moments:
+def output_moments(models: Iterable[Model], batch: Batch, device: Any) -> OutputMoments:
     """Return each linear's moments, averaged over models."""
     found: dict[str, list[Tensor]] = {}
     for model in models:
@@ -55,7 +57,12 @@ def output_moments(models: Iterable[Model], batch: Batch, device: Any) -> Moment
 
 
 def renormalised(
-    merged: Model, wanted: Moments, batch: Batch, *, out: Path | None = None, device: Any = "cpu"
+    merged: Model,
+    wanted: OutputMoments,
+    batch: Batch,
+    *,
+    out: Path | None = None,
+    device: Any = "cpu",
 ) -> nn.Module:
     """Rescale and shift every linear in turn: y' = (y − μ) s / σ + m, with m and s wanted."""
     module = as_module(merged, device)

@@ -22,7 +22,7 @@ from featcal.settings import require
 from reproduction.experiments import require_known
 from reproduction.prepare.sources import SentenceSet
 
-Floats = NDArray[np.float64]
+Float64s = NDArray[np.float64]
 PUBLISHED_SIDE = 224  # pixels, for which lengths are stated
 NOISE = 0.18  # standard deviation; white is 1
 TAPS, SIGMA, WIDEST = 31, 8.0, 45.0  # points of a trail, its fading, its largest angle in degrees
@@ -32,12 +32,12 @@ STRENGTHS = (1, 2, 3)
 KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 
-def gaussian_noise(picture: Floats, generator: np.random.Generator) -> Floats:
+def gaussian_noise(picture: Float64s, generator: np.random.Generator) -> Float64s:
     """Return x + N(0, 0.18²)."""
     return picture + generator.normal(0.0, NOISE, picture.shape)
 
 
-def motion_blur(picture: Floats, generator: np.random.Generator) -> Floats:
+def motion_blur(picture: Float64s, generator: np.random.Generator) -> Float64s:
     """Return the image blurred along a straight trail, within ±45° of the horizontal."""
     kernel = trail(float(generator.uniform(-WIDEST, WIDEST)), picture.shape[-1] / PUBLISHED_SIDE)
     (height, width), (_, rows, columns) = kernel.shape, picture.shape
@@ -49,7 +49,7 @@ def motion_blur(picture: Floats, generator: np.random.Generator) -> Floats:
     return out
 
 
-def trail(angle: float, scale: float) -> Floats:
+def trail(angle: float, scale: float) -> Float64s:
     """Return weights around a pixel, (2a + 1, 2b + 1), with sum one: exp(−k²/2σ²) at k · scale
     pixels from it, k = 0 … 30.
 
@@ -69,7 +69,7 @@ def trail(angle: float, scale: float) -> Floats:
     return kernel / kernel.sum()
 
 
-def fog(picture: Floats, generator: np.random.Generator) -> Floats:
+def fog(picture: Float64s, generator: np.random.Generator) -> Float64s:
     """Return (x + 2.5 · plasma) · m / (m + 2.5), where m is the image's brightest value."""
     _, height, width = picture.shape
     brightest = float(picture.max())
@@ -77,7 +77,7 @@ def fog(picture: Floats, generator: np.random.Generator) -> Floats:
     return (picture + FOG * clouds) * brightest / (brightest + FOG)
 
 
-def plasma(side: int, generator: np.random.Generator) -> Floats:
+def plasma(side: int, generator: np.random.Generator) -> Float64s:
     """Return seamless random clouds (side, side) in [0, 1], side a power of two.
 
     Midpoint displacement: every point between known ones is their mean plus a uniform displacement,
@@ -85,7 +85,7 @@ def plasma(side: int, generator: np.random.Generator) -> Floats:
     """
     field, step, amplitude = np.zeros((side, side)), side, 1.0
 
-    def displaced(total: Floats) -> Floats:  # of four neighbours
+    def displaced(total: Float64s) -> Float64s:  # of four neighbours
         return total / 4 + amplitude * generator.uniform(-1.0, 1.0, total.shape)
 
     while step > 1:
@@ -106,7 +106,7 @@ def _map_side(side: int) -> int:
     return 1 << (side - 1).bit_length()
 
 
-CORRUPTIONS: dict[str, Callable[[Floats, np.random.Generator], Floats]] = {
+CORRUPTIONS: dict[str, Callable[[Float64s, np.random.Generator], Float64s]] = {
     "gaussian_noise": gaussian_noise, "motion_blur": motion_blur, "fog": fog,
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ SCALARS = {
 STRING, ARRAY = 8, 9
 BLOCK = 32
 SPECIAL = 3  # type of a token that is never part of a text
-Floats = NDArray[np.float32]
+Float32s = NDArray[np.float32]
 OUTER = {
     "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
@@ -45,7 +45,7 @@ def write_llama(data: bytes, folder: Path) -> None:
     write_tokenizer(keys, folder)
 
 
-def read(data: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
+def read(data: bytes) -> tuple[dict[str, Any], dict[str, Float32s]]:
     """Return the keys, and the tensors by GGUF's names, the fastest size last."""
     at = 24
     count, keyed = struct.unpack_from("<QQ", data, 8)
@@ -76,7 +76,7 @@ def read(data: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
     }
 
 
-def _plain(data: bytes, at: int, shape: list[int]) -> Floats:
+def _plain(data: bytes, at: int, shape: list[int]) -> Float32s:
     return np.frombuffer(data, "<f4", int(np.prod(shape)), at).reshape(shape)
 
 
@@ -84,7 +84,7 @@ def _blocks(data: bytes, at: int, shape: list[int], fields: list[Any]) -> Any:
     return np.frombuffer(data, np.dtype(fields), int(np.prod(shape)) // BLOCK, at)
 
 
-def _q4_1(data: bytes, at: int, shape: list[int]) -> Floats:
+def _q4_1(data: bytes, at: int, shape: list[int]) -> Float32s:
     """Return scale · q + shift with q of 4 bits, the low halves of 16 bytes before their high ones."""
     fields = [("scale", "<f2"), ("shift", "<f2"), ("both", "u1", BLOCK // 2)]
     blocks = _blocks(data, at, shape, fields)
@@ -93,18 +93,18 @@ def _q4_1(data: bytes, at: int, shape: list[int]) -> Floats:
     return (scale * q + shift).reshape(shape)
 
 
-def _q8_0(data: bytes, at: int, shape: list[int]) -> Floats:
+def _q8_0(data: bytes, at: int, shape: list[int]) -> Float32s:
     """Return scale · q with q of 8 bits."""
     blocks = _blocks(data, at, shape, [("scale", "<f2"), ("q", "i1", BLOCK)])
     return (blocks["scale"].astype(np.float32)[:, None] * blocks["q"]).reshape(shape)
 
 
-DEQUANTISED: Mapping[int, Callable[[bytes, int, list[int]], Floats]] = {
+DEQUANTISED: Mapping[int, Callable[[bytes, int, list[int]], Float32s]] = {
     0: _plain, 3: _q4_1, 8: _q8_0,
 }  # fmt: skip
 
 
-def llama_tensors(keys: Mapping[str, Any], stored: Mapping[str, Floats]) -> dict[str, Floats]:
+def llama_tensors(keys: Mapping[str, Any], stored: Mapping[str, Float32s]) -> dict[str, Float32s]:
     """Return the tensors under transformers' names.
 
     GGUF turns pairs of neighbouring features of queries and keys, transformers those half a head

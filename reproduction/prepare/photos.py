@@ -22,7 +22,7 @@ from torch import nn
 from featcal.data.images import class_names
 from featcal.errors import BadFile, MissingPath
 from featcal.files import write_json
-from reproduction.prepare.sources import Source, write_sources
+from reproduction.prepare.sources import DataSource, write_sources
 
 SPLITS = {"train": 400, "validation": 80, "stream": 256, "test": 200}  # rows of each task
 DIGITS = "digits"  # of scikit-learn, UCI's optical recognition of handwritten digits
@@ -46,7 +46,7 @@ def write_photos(origin: Path, tasks: Sequence[str], folder: Path) -> None:
         about = {"paper_name": task, "description": "Real images; see reproduction/real_images"}
         prompts = {"classes": class_names(folder / task), "templates": ("a photo of {}",)}
         splits = {split: split for split in SPLITS}
-        sources[task] = Source(location=task, kind="folder", splits=splits, **about, **prompts)
+        sources[task] = DataSource(location=task, kind="folder", splits=splits, **about, **prompts)
     write_sources(folder, sources)
 
 
@@ -116,7 +116,7 @@ CONFIG = {
     "num_hidden_layers": 12, "num_attention_heads": 6, "mlp_ratio": 4, "patch_size": 14,
     "image_size": 518, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "dtype": "float32",
 }  # fmt: skip
-Tensors = dict[str, NDArray[np.float32]]
+Arrays = dict[str, NDArray[np.float32]]
 
 
 def processor(size: int) -> dict[str, Any]:
@@ -139,10 +139,10 @@ def write_dinov2(model: bytes, folder: Path) -> None:
     write_json(folder / "preprocessor_config.json", processor(224))
 
 
-def backbone(model: bytes) -> Tensors:
+def backbone(model: bytes) -> Arrays:
     """Return the backbone's tensors under transformers' names."""
     graph = list(_fields(dict(_fields(model))[7]))
-    state, positions, users = Tensors(), Tensors(), dict[str, str]()
+    state, positions, users = Arrays(), Arrays(), dict[str, str]()
     for parts in (list(_fields(value)) for number, value in graph if number == 1):
         node = dict(parts).get(3, b"").decode()
         users |= {text.decode(): node for part, text in parts if part == 1}

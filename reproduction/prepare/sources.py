@@ -155,7 +155,7 @@ CHUNK = 64 << 20  # bytes that are decoded before they are written
 SHOWN = 10.0  # seconds between two lines of a long decode
 
 
-class Source(Settings):
+class DataSource(Settings):
     """The images of one task.
 
     location: a folder below the data folder, or a hub id with revision and configuration.   splits:
@@ -179,16 +179,17 @@ class Source(Settings):
         return self.model_dump(exclude={"processor"} if self.processor == "pil" else set())
 
 
-def write_sources(data: Path, sources: Mapping[str, Source]) -> None:
+def write_sources(data: Path, sources: Mapping[str, DataSource]) -> None:
     """Write sources.json into the data folder."""
     write_json(data / SOURCES, {task: source.described() for task, source in sources.items()})
 
 
-def read_sources(data: Path) -> dict[str, Source]:
+def read_sources(data: Path) -> dict[str, DataSource]:
     """Return every task of the data folder. Raises: MissingPath before the images are prepared."""
     raw: dict[str, dict[str, Any]] = read_json(data / SOURCES)
     return {
-        task: Source.from_mapping(entry, f"{data / SOURCES}: {task}") for task, entry in raw.items()
+        task: DataSource.from_mapping(entry, f"{data / SOURCES}: {task}")
+        for task, entry in raw.items()
     }
 
 

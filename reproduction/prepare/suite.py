@@ -18,6 +18,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
 )
+from pydantic_core import PydanticCustomError
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Fraction, Settings, require
@@ -36,9 +37,10 @@ Processor = Literal["pil", "torchvision"]  # what resizes images
 
 
 def made_or_named(experts: str) -> str:
-    """Return the experts' source. Raises: ValueError."""
+    """Return the experts' source. Raises: PydanticCustomError."""
     if experts != FINE_TUNE and "{task}" not in experts:
-        raise ValueError(f"must be {FINE_TUNE}, or a hub id with {{task}} in it")
+        wanted = f"must be {FINE_TUNE}, or a hub id with {{task}} in it"
+        raise PydanticCustomError("source", wanted)
     return experts
 
 
@@ -48,7 +50,7 @@ def present(roles: Any) -> Any:
     return {key: role for key, role in roles.items() if role is not None} if named else roles
 
 
-Experts = Annotated[str, AfterValidator(made_or_named)]
+ExpertsFrom = Annotated[str, AfterValidator(made_or_named)]
 Present = BeforeValidator(present)
 
 
@@ -126,7 +128,7 @@ class FineTuneSentences(CosineRate):
         return self.lr * min((step + 1) / self.warm_up, falling, 1.0)
 
 
-class Data(Settings):
+class ImageData(Settings):
     """Where images come from: drawn (mini), one folder per task in `folder` (files), the hub.
 
     train, validation, test: images per task; None: all.   processor: what resizes images; those of
@@ -171,7 +173,7 @@ class Role(Settings):
     """An image encoder, a folder or hub id, and its experts: `fine_tune` or a pattern with {task}."""
 
     clip: str
-    experts: Experts = FINE_TUNE
+    experts: ExpertsFrom = FINE_TUNE
 
 
 class SentenceRole(Settings):
@@ -191,7 +193,7 @@ class LanguageRole(Settings):
     """
 
     model: str
-    experts: Experts = FINE_TUNE
+    experts: ExpertsFrom = FINE_TUNE
     fine_tune: FineTuneText = FineTuneText()
     steps: Mapping[str, PositiveInt] = {}
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -288,7 +290,7 @@ class Suite(Settings):
     """
 
     name: str
-    data: Data
+    data: ImageData
     pools: Mapping[PositiveInt, Names]
     roles: Annotated[Mapping[str, Role], Present]
     fine_tune: FineTune

@@ -13,7 +13,7 @@ from reproduction.report.claims import INSIDE, Claim, claims, studied_setting
 from reproduction.report.evidence import LIES_WITH, Evidence, project_root
 from reproduction.report.pages import cost
 from reproduction.report.paper import packaged
-from reproduction.report.verdicts import Source, Verdict, sources
+from reproduction.report.verdicts import EvidenceSource, Verdict, sources
 
 REQUEST = "pipeline/request/dvc.yaml"  # what `dvc repro` leaves as it is in git
 REPRO = ["gather@scores-clip_b32-8", "headline"]  # what `make repro` computes
@@ -107,7 +107,7 @@ def _table(suite: str) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _words(source: Source, chosen: list[Claim]) -> list[str]:
+def _words(source: EvidenceSource, chosen: list[Claim]) -> list[str]:
     """Return each verdict at the printed settings, with the one at the tuned settings behind it."""
     words = []
     for claim, first, *others in zip(chosen, *source.judged(chosen), strict=True):

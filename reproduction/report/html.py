@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from reproduction.report.statistics import Estimate, lead
 
-Row = list[str] | tuple[str, list[str]]  # cells; or how the row looks, and its cells
+TableRow = list[str] | tuple[str, list[str]]  # cells; or how the row looks, and its cells
 STACKED = ("fc-claims", "fc-words")  # tables of words: a narrow screen shows a row as a card
 NOT_RUN = '<span class="fc-none">not run</span>'
 SIGNS = {
@@ -37,7 +37,7 @@ def plain(html: str) -> str:
     return "\n".join(line.strip() for line in words.splitlines() if line.strip())
 
 
-def table(head: Sequence[str], rows: Iterable[Row], caption: str, kind: str = "") -> str:
+def table(head: Sequence[str], rows: Iterable[TableRow], caption: str, kind: str = "") -> str:
     """Return a table in HTML that scrolls below its caption; a row begins with its heading."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     names = [escape(plain(cell)) for cell in head[1:]] if kind.startswith(STACKED) else []
@@ -49,7 +49,7 @@ def table(head: Sequence[str], rows: Iterable[Row], caption: str, kind: str = ""
     )
 
 
-def _row(row: Row, names: Sequence[str]) -> str:
+def _row(row: TableRow, names: Sequence[str]) -> str:
     """Return a row; its cells have the names of their columns where rows are stacked."""
     look, (first, *cells) = row if isinstance(row, tuple) else ("", row)
     named = [f' data-name="{name}"' for name in names] if any(names) else [""] * len(cells)
@@ -59,7 +59,7 @@ def _row(row: Row, names: Sequence[str]) -> str:
 
 
 def listed(
-    head: Sequence[str], rows: Sequence[Row], caption: str, kind: str = "", missing: str = ""
+    head: Sequence[str], rows: Sequence[TableRow], caption: str, kind: str = "", missing: str = ""
 ) -> PageOutput:
     """Return a table of a page, or a note on what is missing where there is no row."""
     if not rows:

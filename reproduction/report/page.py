@@ -13,15 +13,15 @@ import pandas as pd
 from reproduction.report import paper
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
 from reproduction.report.evidence import MEASURED, read_json, results_folder
-from reproduction.report.html import PageOutput, Row, chip, link, listed, note, plain, table
-from reproduction.report.verdicts import DECIDED, WORDS, Judged, Verdict, judged
+from reproduction.report.html import PageOutput, TableRow, chip, link, listed, note, plain, table
+from reproduction.report.verdicts import DECIDED, WORDS, Verdict, Verdicts, judged
 
 BOTH = "At the printed settings; tuned: FeatCal tuned on validation rows, adapters not"
 SHOWN = 3  # commits that provenance names
 PAGES = ("table", "figure", "theory")  # kinds of places that have a page each
 # places whose own pages list their claims, with what was measured
 LISTED = ("figure", "theory", "table05", "table06", "table12", "table13", "table14")
-Read = Callable[..., pd.DataFrame]
+ReadTable = Callable[..., pd.DataFrame]
 
 
 def verdicts(place: str, suite: str) -> PageOutput:
@@ -63,7 +63,7 @@ def counts(found: list[Verdict | None]) -> str:
     return " ".join(chips) or "–"
 
 
-def tally(found: Judged) -> PageOutput:
+def tally(found: Verdicts) -> PageOutput:
     """Count verdicts on all claims by source: of headline claims by group, of theorems, and of all."""
 
     def cells(chosen: list[bool], shown: Callable[[list[Verdict | None]], str]) -> list[str]:
@@ -72,7 +72,7 @@ def tally(found: Judged) -> PageOutput:
 
     headline, every = [claim.headline for claim in claims()], [True for _ in claims()]
     of = {group: [claim.group == group for claim in claims()] for group in GROUPS}
-    rows: list[Row] = [[group, *cells(chosen, counts)] for group, chosen in of.items()]
+    rows: list[TableRow] = [[group, *cells(chosen, counts)] for group, chosen in of.items()]
     rows.append(("fc-total", [f"headline claims, {sum(headline)}", *cells(headline, counts)]))
     rows.append(("fc-total", [f"all claims, {len(every)}", *cells(every, counts)]))
     fragile = "decided by less than three standard errors"
@@ -81,7 +81,7 @@ def tally(found: Judged) -> PageOutput:
     return listed(head, rows, f"Verdicts counted. {BOTH}.", "fc-words")
 
 
-def agreement(found: Judged) -> PageOutput:
+def agreement(found: Verdicts) -> PageOutput:
     """Count the claims that MiniLM and the suite's own models decide alike, and differently."""
     own = [words[0] for one, words in found.items() if one.key in ("real_encoder", one.suite)]
     pairs = zip(*own[:2], strict=True)
@@ -103,7 +103,7 @@ def _fragile(found: list[Verdict | None]) -> str:
     return f"{sum(verdict.fragile for verdict in decided)} of {len(decided)}"
 
 
-def board(found: Judged) -> PageOutput:
+def board(found: Verdicts) -> PageOutput:
     """List all claims in the order of claims.yaml, for the filter of book/_static/filter.js."""
     return PageOutput(verdict_table(claims(), found, "All claims", "fc-claims fc-filtered", True))
 
@@ -117,7 +117,7 @@ def place_link(place: str) -> str:
 
 def verdict_table(
     chosen: Sequence[Claim],
-    found: Judged,
+    found: Verdicts,
     caption: str,
     kind: str = "fc-claims",
     whole: bool = False,
@@ -200,7 +200,7 @@ def paper_says(claim: Claim) -> str:
     if not is_printed(claim):
         return claim.paper
 
-    def words(read: Read) -> str:
+    def words(read: ReadTable) -> str:
         if claim.over or claim.each:
             met = [paper_margin(part, read) > 0 for part in printed_parts(claim)]
             return f"{sum(met)} of {len(met)} {claim.unit}"
@@ -210,7 +210,7 @@ def paper_says(claim: Claim) -> str:
     return said if said == fixed else f"{said} as printed, {fixed} corrected"
 
 
-def paper_margin(claim: Claim, read: Read = paper.paper_table) -> float:
+def paper_margin(claim: Claim, read: ReadTable = paper.paper_table) -> float:
     """Return by how much the paper's averages meet a claim about single models."""
     return sum(weight * _value(claim, side, read) for weight, side in claim.terms) - claim.by
 
@@ -253,6 +253,6 @@ def _place(claim: Claim, side: dict[str, Any]) -> tuple[tuple[str, ...], str]:
     return (number, upstream, method, paper.PAPER_MODELS[place[0]], domain), column
 
 
-def _value(claim: Claim, side: dict[str, Any], read: Read) -> float:
+def _value(claim: Claim, side: dict[str, Any], read: ReadTable) -> float:
     row, column = _place(claim, side)
     return float(paper.paper_row(*row, read=read)[column])

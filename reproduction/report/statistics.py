@@ -198,7 +198,7 @@ def lead(left: Estimate, right: Estimate) -> tuple[float, float]:
 
 
 Bits = npt.NDArray[np.bool_]
-Part = tuple[float, pd.DataFrame]  # a weight, and the rows of one model
+WeightedRows = tuple[float, pd.DataFrame]  # a weight, and the rows of one model
 KEPT = ("value", "count", "correct")  # columns of scores or of correctness that name no row
 ROUNDED = 1e-4  # values have four decimals
 _AGAIN = "write the result files again: dvc repro"
@@ -238,7 +238,7 @@ def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.
 
 
 def paired_variances(
-    parts: Sequence[Part], tasks: Iterable[Hashable]
+    parts: Sequence[WeightedRows], tasks: Iterable[Hashable]
 ) -> dict[Hashable, float | None]:
     """Return what the test rows of every task add to the variance of Σ wₖ·meanₖ.
 
@@ -271,7 +271,9 @@ def _paired_variance(parts: Sequence[tuple[float, str, float]]) -> float | None:
 
 
 FEWEST = 4  # tasks from which a correlation is reported
-Judged = tuple[str, float, float, str]  # word, margin, two standard errors, the numbers in words
+Comparison = tuple[
+    str, float, float, str
+]  # word, margin, two standard errors, the numbers in words
 
 
 def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float]:
@@ -280,7 +282,7 @@ def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float]:
     return r, 2 * math.sqrt((1 - r * r) / (len(x) - 2)) if not math.isnan(r) else math.nan
 
 
-def together(found: pd.DataFrame) -> Judged:
+def together(found: pd.DataFrame) -> Comparison:
     """Hold when the correlation is positive by two standard errors."""
     r, room = correlation(found["cosine"], found["accuracy"])
     if math.isnan(r):
@@ -290,7 +292,7 @@ def together(found: pd.DataFrame) -> Judged:
     return word, r, room, f"correlation {r:+.2f} over {len(found)} tasks"
 
 
-def apart(found: pd.DataFrame, title: Callable[[str], str]) -> Judged:
+def apart(found: pd.DataFrame, title: Callable[[str], str]) -> Comparison:
     """Hold when accuracy clearly rises while cosine clearly falls on some task."""
     slightly = found[(found["accuracy"] > 0) & (found["cosine"] < 0)]
     higher = slightly["accuracy"] > slightly["accuracy_noise"]

@@ -56,7 +56,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ModelRow:
     """One model; no cells: it was not run."""
 
     label: str
@@ -111,7 +111,7 @@ def method_settings(ours: Evidence, study: str, method: str) -> str:
     return f" <small>{_in_symbols(values)}</small>"
 
 
-def accuracy_rows(ours: Evidence) -> list[Row]:
+def accuracy_rows(ours: Evidence) -> list[ModelRow]:
     """Return every row of the paper's table, or of the real image model's own mergers."""
 
     def look(upstream: str, method: str, setting: str) -> Cells:
@@ -135,7 +135,7 @@ def references_of(number: str) -> tuple[str, ...]:
     return tuple(method for method in REFERENCES if method in printed)
 
 
-def paper_rows(number: str, model: str = "") -> tuple[list[str], list[Row]]:
+def paper_rows(number: str, model: str = "") -> tuple[list[str], list[ModelRow]]:
     """Return columns and rows of a printed table, each cell in doubt with the reason."""
     frame = paper.paper_table(number, model)
 
@@ -155,15 +155,17 @@ def rows_in_order(
     references: Iterable[str],
     upstreams: Iterable[str],
     settings: Sequence[str] = ("",),
-) -> list[Row]:
+) -> list[ModelRow]:
     """Return references, then a block per merger: itself, and what calibrates it at each setting."""
-    rows = [Row(REFERENCES[method], "reference", "", look("", method, "")) for method in references]
+    rows = [
+        ModelRow(REFERENCES[method], "reference", "", look("", method, "")) for method in references
+    ]
     for upstream in upstreams:
-        merger = Row(MERGERS[upstream], "merger", upstream, look(upstream, "merged", ""))
+        merger = ModelRow(MERGERS[upstream], "merger", upstream, look(upstream, "merged", ""))
         block = [merger]
         for setting, (method, label) in product(settings, METHODS.items()):
             name = f"{label}, {SHORT[setting]}" if len(settings) > 1 else label
-            row = Row(name, "calibrated", upstream, look(upstream, method, setting))
+            row = ModelRow(name, "calibrated", upstream, look(upstream, method, setting))
             block.append(with_changes(row, merger))
         rows += with_best(block)
     return rows
@@ -219,14 +221,14 @@ def gains(ours: Evidence, upstream: str, setting: str) -> list[str]:
     return [margin(featcal, merged), margin(featcal, best)]
 
 
-def with_changes(row: Row, merger: Row) -> Row:
+def with_changes(row: ModelRow, merger: ModelRow) -> ModelRow:
     """Add a row's changes against the merger it starts from, and return it."""
     for column in row.cells.keys() & merger.cells.keys():
         row.cells[column].change = row.cells[column].value - merger.cells[column].value
     return row
 
 
-def with_best(block: list[Row]) -> list[Row]:
+def with_best(block: list[ModelRow]) -> list[ModelRow]:
     """Mark the highest value of every column of a block, equal to one decimal, and return it."""
     run = [row.cells for row in block if row.cells]
     for column in {column for cells in run for column in cells} if len(run) > 1 else ():
@@ -273,7 +275,7 @@ def number(cell: Cell | None, whole: bool = True) -> str:
 
 
 def accuracy_table(
-    rows: Sequence[Row], titles: Mapping[str, str], caption: str, average: bool = True
+    rows: Sequence[ModelRow], titles: Mapping[str, str], caption: str, average: bool = True
 ) -> str:
     """Return an accuracy table as HTML.   average: add that column."""
     columns = titles | {paper.AVERAGE: "Average"} if average else titles
@@ -291,7 +293,7 @@ def accuracy_table(
     return table(["Model", *map(escape, columns.values())], body, caption, kind)
 
 
-def printed_table(rows: Sequence[Row], titles: Mapping[str, str], caption: str) -> PageOutput:
+def printed_table(rows: Sequence[ModelRow], titles: Mapping[str, str], caption: str) -> PageOutput:
     """Return a printed table of accuracies one click away, with a link from cells in doubt."""
     average = any(paper.AVERAGE in row.cells for row in rows)
     html = accuracy_table(rows, titles, caption, average)

@@ -72,7 +72,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Source:
+class EvidenceSource:
     """The results that verdicts come from."""
 
     key: str  # its name in claims.json
@@ -87,28 +87,32 @@ class Source:
         return [[claim and judge(claim, self.suite, at) for claim in own] for at in self.settings]
 
 
-Judged = dict[Source, list[list[Verdict | None]]]  # by source and setting, the printed one first
+Verdicts = dict[
+    EvidenceSource, list[list[Verdict | None]]
+]  # by source and setting, the printed one first
 
 
-def judged(suite: str, chosen: Sequence[Claim] | None = None) -> Judged:
+def judged(suite: str, chosen: Sequence[Claim] | None = None) -> Verdicts:
     """Return the verdicts of every source on some claims, or on all."""
     found = claims() if chosen is None else chosen
     return {source: source.judged(found) for source in sources(suite)}
 
 
-def sources(suite: str) -> tuple[Source, ...]:
+def sources(suite: str) -> tuple[EvidenceSource, ...]:
     """Return the real models, the suite's own, and the paper's checkpoints if run."""
     printed, both = (PAPER,), settings_shown(suite)
     found = [
-        Source("real_images", "ViT-S/14, real images", suite, printed, lambda one: one.on(VISION)),
-        Source("real_encoder", "MiniLM, real texts", suite, both, lambda one: one.on(REAL)),
-        Source("second_encoder", "MPNet, real texts", suite, both, Claim.on_second_encoder),
-        Source("real_language", "SmolLM2, chats", suite, printed, Claim.on_language_model),
-        Source(suite, TITLES.get(suite, f"{suite} suite"), suite, both),
+        EvidenceSource(
+            "real_images", "ViT-S/14, real images", suite, printed, lambda one: one.on(VISION)
+        ),
+        EvidenceSource("real_encoder", "MiniLM, real texts", suite, both, lambda one: one.on(REAL)),
+        EvidenceSource("second_encoder", "MPNet, real texts", suite, both, Claim.on_second_encoder),
+        EvidenceSource("real_language", "SmolLM2, chats", suite, printed, Claim.on_language_model),
+        EvidenceSource(suite, TITLES.get(suite, f"{suite} suite"), suite, both),
     ]
     places = (PRINTED | TEXT_PRINTED) if suite != PAPER else {}
     run = any(Evidence(PAPER, role, pool).was_run for role, pool in places)
-    return (*found, *([Source(PAPER, TITLES[PAPER], PAPER, printed)] if run else []))
+    return (*found, *([EvidenceSource(PAPER, TITLES[PAPER], PAPER, printed)] if run else []))
 
 
 def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) -> Verdict:

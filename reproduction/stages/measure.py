@@ -23,6 +23,7 @@ from featcal.models.modules import is_linear
 from featcal.models.plan import BlockPlan, Stack, blocks_of, part_of, plan_for
 from reproduction.engine.context import Setup, load_context, pick
 from reproduction.engine.samples import load_split
+from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import MeasureRun, role_and_pool
 from reproduction.results import MEASURED, write_rows
@@ -31,15 +32,13 @@ BATCH = 250
 METHODS = ("merged", "featcal", "surgery", "prob_surgery")
 PROJECTED = 100  # samples per task in the plane
 KEPT = 500  # samples of the shown task whose cosines are kept one by one
-Row = dict[str, Any]
-Rows = dict[str, list[Row]]
 
 
 def run(key: str) -> None:
     """Write outputs/<suite>/drift/<key>/<name>.csv for every name of MEASURED."""
     context = load_context()
     chosen = pick("measure", context.experiments.measure, key)
-    rows: Rows = {name: [] for name in MEASURED}
+    rows: dict[str, list[Row]] = {name: [] for name in MEASURED}
     with context.recorded("measure", key):
         setup = Setup(context, *role_and_pool(key))
         if chosen is not None and setup.plays:
@@ -61,7 +60,7 @@ def measured(setup: Setup, chosen: MeasureRun) -> list[ModelSpec]:
     return [m for m in models if m.method == "merged" or (m.setting in settings and m.seed == seed)]
 
 
-def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
+def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> dict[str, list[Row]]:
     """Return the rows of one task, by file; those of single samples of the task to show only."""
     projection, samples = setup.projection(), load_split(setup, task, "test")
     base, expert = setup.load(setup.base), setup.load(setup.expert(task))

@@ -14,8 +14,8 @@ from reproduction.experiments import DOMAIN_POOL, GLUE_POOL
 from reproduction.mini import images as mini
 from reproduction.mini.language import domains
 from reproduction.prepare.hub import pinned_data
-from reproduction.prepare.sources import Source, write_sources
-from reproduction.prepare.suite import Data, TextData
+from reproduction.prepare.sources import DataSource, write_sources
+from reproduction.prepare.suite import ImageData, TextData
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS, glue_task, load_prompts
 from reproduction.prepare.texts import TextSource, described_task, write_text_sources
 
@@ -61,12 +61,12 @@ def _copied(context: Context, origin: str | None, task: str, kind: str, folder: 
     shutil.copytree(own, folder / task)
 
 
-def _counts(given: Data | TextData | None) -> dict[str, Any]:
+def _counts(given: ImageData | TextData | None) -> dict[str, Any]:
     """Return the samples of a task by split."""
     return {split: getattr(given, split) for split in SPLITS}
 
 
-def _drawn_images(context: Context, folder: Path) -> dict[str, Source]:
+def _drawn_images(context: Context, folder: Path) -> dict[str, DataSource]:
     data, tasks = context.suite.data, context.suite.tasks
     given, sources = (data.seed, data.strength, _counts(data)), {}
     context.run("draw", mini.write_parquet, {task: (task, folder / task, *given) for task in tasks})
@@ -74,22 +74,22 @@ def _drawn_images(context: Context, folder: Path) -> dict[str, Source]:
         names = ("paper_name", "description", "classes", "templates")
         about = {name: getattr(mini.TASKS[task], name) for name in names}
         splits = {split: split for split in SPLITS}
-        sources[task] = Source(location=task, kind="folder", splits=splits, **about)
+        sources[task] = DataSource(location=task, kind="folder", splits=splits, **about)
     return sources
 
 
-def _copied_images(context: Context, folder: Path) -> dict[str, Source]:
+def _copied_images(context: Context, folder: Path) -> dict[str, DataSource]:
     data, sources = context.suite.data, {}
     for task in context.suite.tasks:
         _copied(context, data.folder, task, "images", folder)
         about: dict[str, Any] = {"paper_name": task, "description": "Your own images."}
         about |= {"classes": class_names(folder / task), "templates": ("a photo of {}",)}
         about |= {"splits": {TRAIN: TRAIN, TEST: TEST}, "processor": data.processor}
-        sources[task] = Source(location=task, kind="folder", **about)
+        sources[task] = DataSource(location=task, kind="folder", **about)
     return sources
 
 
-def _named_images(context: Context, folder: Path) -> dict[str, Source]:
+def _named_images(context: Context, folder: Path) -> dict[str, DataSource]:
     sources = {}
     for task in context.suite.tasks:
         entry, prompts = TASKS[task], load_prompts(task)
@@ -99,11 +99,11 @@ def _named_images(context: Context, folder: Path) -> dict[str, Source]:
         about |= {"splits": {TRAIN: entry.train_split, TEST: entry.test_split}}
         about |= {"revision": pinned_data(context.pins, entry.hub_id)}
         processor = context.suite.data.processor
-        sources[task] = Source(location=entry.hub_id, kind="hub", **about, processor=processor)
+        sources[task] = DataSource(location=entry.hub_id, kind="hub", **about, processor=processor)
     return sources
 
 
-def _describe_images(context: Context, sources: dict[str, Source]) -> None:
+def _describe_images(context: Context, sources: dict[str, DataSource]) -> None:
     """Write what the report needs to know of the suite without opening an image."""
     suite, results, counts = context.suite, context.results, _counts(context.suite.data)
     data, drawn = suite.data, suite.data.source == "mini"

@@ -117,12 +117,12 @@ class DefaultStudy(Study):
         cells = [read_json(file) for file in files]
         rmtree(store)
         rows, candidates = ([r for one in cells for r in one[n]] for n in ("rows", "candidates"))
-        record = {"cost": [cell["cost"] for cell in cells]}
+        record = {"cost": [case["cost"] for case in cells]}
         return StudyResult(rows, {"default.candidates": candidates}, record=record)
 
 
 @dataclass
-class Cell:
+class Case:
     """One merger and draw: models, and batches and features (`pairs`) by task; heads: encoders'."""
 
     setup: Setup
@@ -238,34 +238,34 @@ def run(setup: Setup, study: DefaultStudy, merger: str, n: int, seed: int, file:
     batches = {t: list(own) for t, own in streams(setup, draw, study.reading).items()}
     pairs = pool_features(merged, experts, batches, setup.projection())
     heads = None if setup.of_texts else setup.scaled_heads()
-    cell = Cell(setup, study, base, experts, merged, batches, pairs, heads, seed)
-    write_json(file, results_of(cell, merger, n))
+    case = Case(setup, study, base, experts, merged, batches, pairs, heads, seed)
+    write_json(file, results_of(case, merger, n))
 
 
-def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
+def results_of(case: Case, merger: str, n: int) -> dict[str, Any]:
     """Return rows of scores, candidates with their divergence, and seconds of one merger and draw."""
-    study, models, chosen = cell.study, {MERGED: cell.merged}, dict[str, str]()
+    study, models, chosen = case.study, {MERGED: case.merged}, dict[str, str]()
     candidates: dict[str, dict[str, float]] = {}
     for name, settings in study.fixed.items():
-        models[name] = cell.calibrated(name, settings, cell.batches).model
-    result = cell.calibrated(AUTO, AUTO, cell.batches)
+        models[name] = case.calibrated(name, settings, case.batches).model
+    result = case.calibrated(AUTO, AUTO, case.batches)
     models[AUTO], chosen[AUTO] = result.model, result.choice.chosen
     own = result.choice.divergence
     candidates[AUTO] = {name: sum(far.values()) / len(far) for name, far in own.items()}
     if merger in study.searched and n == study.draws[0][0]:
-        models[SEARCH], candidates[SEARCH] = cell.searched()
+        models[SEARCH], candidates[SEARCH] = case.searched()
     adapted = {}
     for method in SIZES:
-        adapted[method], candidates[method] = cell.tuned(method)
+        adapted[method], candidates[method] = case.tuned(method)
     for name, own in candidates.items():
         chosen.setdefault(name, min(own, key=own.__getitem__))
     start = process_time()
     used = {name: adapters for name, adapters in adapted.items() if adapters}
     selection = Selection("test", study.scored)
-    counts = scored(cell.setup, for_all_tasks(models), selection, used)
+    counts = scored(case.setup, for_all_tasks(models), selection, used)
     counts |= {name: counts[MERGED] for name in adapted if name not in used}
-    cell.seconds["scores"] = process_time() - start
-    drawn: Row = {**cell.setup.words, "upstream": merger, "samples": n, "seed": cell.seed}
+    case.seconds["scores"] = process_time() - start
+    drawn: Row = {**case.setup.words, "upstream": merger, "samples": n, "seed": case.seed}
     rows, listed = list[Row](), list[Row]()
     for name, by_task in counts.items():
         method, setting = (name, "") if name in (MERGED, *SIZES) else ("featcal", name)
@@ -277,6 +277,6 @@ def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
         for one, value in tried.items():
             words = {"method": name, "candidate": one, "chosen": int(one == chosen[name])}
             listed.append({**drawn, **words, "divergence": value})
-    cost = {name: round(value, 2) for name, value in cell.seconds.items()}
-    cost = {"upstream": merger, "samples": n, "seed": cell.seed, "seconds": cost}
+    cost = {name: round(value, 2) for name, value in case.seconds.items()}
+    cost = {"upstream": merger, "samples": n, "seed": case.seed, "seconds": cost}
     return {"rows": rows, "candidates": listed, "cost": cost}

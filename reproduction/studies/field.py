@@ -17,7 +17,7 @@ from featcal.settings import require
 from reproduction.engine import score as scoring
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection, streams
-from reproduction.engine.score import Counts, averages, highest
+from reproduction.engine.score import TaskScores, averages, highest
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.experiments import TEXT_POOLS, Numbers, Rivals, SampleDraw, Study, require_known
@@ -219,7 +219,7 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) 
 
 def evaluate(
     study: FieldStudy, setup: Setup, model: ModelSpec, corrected: Sequence[ModelSpec]
-) -> dict[str, Counts]:
+) -> dict[str, TaskScores]:
     """Return the scores of a model, alone and with adapters; with those inside it runs anew."""
     if setup.of_texts:
         return scoring.evaluate_model(setup, model, corrected)

@@ -17,7 +17,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import load_split
-from reproduction.engine.score import Counts, Row
+from reproduction.engine.score import Row, TaskScores
 from reproduction.engine.spec import ModelSpec, rivals
 from reproduction.engine.study import StudyResult, make_and_score, rows_of
 from reproduction.experiments import ADAPTER_BATCH, ADAPTERS, SPLITS, Each, Rivals, Study
@@ -126,7 +126,7 @@ def unseen(setup: Setup, study: TaskCountsStudy, task: str) -> Any:
 
 def judged(
     setup: Setup, model: ModelSpec, corrected: Sequence[ModelSpec], study: TaskCountsStudy
-) -> dict[str, Counts]:
+) -> dict[str, TaskScores]:
     """Return the scores of one model, or of each task's own expert, and of the same with adapters."""
     import torch
     from safetensors.torch import load_file
@@ -137,7 +137,7 @@ def judged(
     heads, every = load_file(setup.heads), replace(setup, only=()).tasks
     ours = setup.load(model.folder) if model.folder else None
     adapters = {one.name: Adapters.load(one.folder) for one in corrected}
-    found: dict[str, Counts] = {name: {} for name in (model.name, *adapters)}
+    found: dict[str, TaskScores] = {name: {} for name in (model.name, *adapters)}
     head = torch.cat([heads[f"head/{task}"] for task in every])
     for task in setup.tasks:
         samples = unseen(setup, study, task)

@@ -75,7 +75,7 @@ def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
     single = list(drawn(setup, study, task, study.traced)[0].batches(None, 1))
     tensors = {name: tensor.double().to(device) for name, tensor in tensors.items()}
     given = (tensors.get("visual_projection"), tensors[f"head/{task}"])
-    head = drift.Head(*given, float(tensors["logit_scale"].exp()))
+    head = drift.ScoreHead(*given, float(tensors["logit_scale"].exp()))
     labels = torch.as_tensor(samples.labels).to(device)
     expert = setup.load(setup.expert(task), torch.float64)
     theirs, traced = tower(expert, batch), [tower(expert, one) for one in single]

@@ -179,7 +179,7 @@ def carry(
 
 
 @dataclass(frozen=True)
-class Head:
+class ScoreHead:
     """Projection (p, h) or None, unit class vectors (K, p) and logit scale of a task's models."""
 
     projection: Tensor | None
@@ -211,7 +211,7 @@ class ScoreDrift:
 
 
 @torch.no_grad()
-def score_drift(merged: Tower, expert: Tower, head: Head) -> ScoreDrift:
+def score_drift(merged: Tower, expert: Tower, head: ScoreHead) -> ScoreDrift:
     ours, theirs = merged.pooled, expert.pooled
 
     def score_map(token: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def along_segment(function: Map, start: Tensor, change: Tensor) -> Tensor:
     return torch.stack([step.norm(dim=-1) / length for step in steps]).amax(0)
 
 
-def cosine_constant(head: Head, start: Tensor, end: Tensor) -> Tensor:
+def cosine_constant(head: ScoreHead, start: Tensor, end: Tensor) -> Tensor:
     """Return s ‖T‖₂ / (least ‖f‖ on the segment), (n,): s T f/‖f‖ changes by s T (I − f̂ f̂ᵀ)/‖f‖."""
     change = end - start
     t = -(start * change).sum(-1) / (change**2).sum(-1).clamp_min(1e-300)

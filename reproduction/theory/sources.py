@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from featcal.core.moments import Moments
 from featcal.core.ridge import anchor, solve_ridge, task_system
+from featcal.models.batch import Batch
 from featcal.models.modules import solved_modules
 from featcal.models.plan import blocks_of, plan_for
 from featcal.settings import Calibration
-from reproduction.theory.tower import Batch, Checks, Tower, relative, tower
+from reproduction.theory.tower import Checks, Tower, relative, tower
 
 
 @dataclass(frozen=True)
-class Source:
+class SiteData:
     """A linear's inputs and the targets that follow from them (Eq. 10), by task."""
 
     u: dict[str, Tensor]
@@ -39,34 +40,34 @@ class Linear:
     x: dict[str, Tensor]  # x_exp (N, d) by task
     anchor: Tensor  # (o, d), Eq. 11
 
-    def source(self, u: Mapping[str, Tensor], alpha: float) -> Source:
+    def source(self, u: Mapping[str, Tensor], alpha: float) -> SiteData:
         """Return inputs with their targets W_i (α x_exp + (1 − α) u)."""
         y = {t: (alpha * self.x[t] + (1 - alpha) * u[t]) @ W.T for t, W in self.weights.items()}
-        return Source(dict(u), y)
+        return SiteData(dict(u), y)
 
 
-def errors(W: Tensor, source: Source) -> dict[str, Tensor]:
+def errors(W: Tensor, source: SiteData) -> dict[str, Tensor]:
     """Return (W u − y)² by task."""
     return {task: (u @ W.T - source.y[task]) ** 2 for task, u in source.u.items()}
 
 
-def loss(W: Tensor, source: Source) -> float:
+def loss(W: Tensor, source: SiteData) -> float:
     """Return Σ over tasks of the mean of ‖W u − y‖² over tokens: Eq. 47 without its last term."""
     return sum(float(squares.sum(1).mean()) for squares in errors(W, source).values())
 
 
-def relative_loss(W: Tensor, source: Source) -> float:
+def relative_loss(W: Tensor, source: SiteData) -> float:
     """Return ‖W u − y‖ / ‖y‖ over all tasks and tokens."""
     off = sum(float(squares.sum()) for squares in errors(W, source).values())
     return (off / sum(float((y**2).sum()) for y in source.y.values())) ** 0.5
 
 
-def objective(W: Tensor, source: Source, linear: Linear, ridge: float) -> float:
+def objective(W: Tensor, source: SiteData, linear: Linear, ridge: float) -> float:
     """Return J(W) of Eq. 47."""
     return loss(W, source) + ridge * float(((W - linear.anchor) ** 2).sum())
 
 
-def minimum(source: Source, linear: Linear, settings: Calibration) -> Tensor:
+def minimum(source: SiteData, linear: Linear, settings: Calibration) -> Tensor:
     """Return W* of Eq. 47, by the solver that calibration uses."""
     total: Any = None
     for task, u in source.u.items():
@@ -89,7 +90,7 @@ class Mismatch:
     transport: float  # the right side of Eq. 49
 
 
-def mismatch(src: Source, dep: Source, linear: Linear, settings: Calibration) -> Mismatch:
+def mismatch(src: SiteData, dep: SiteData, linear: Linear, settings: Calibration) -> Mismatch:
     """Compute both sides of Eqs. 48 and 49 on the segment between the minima."""
     W_src, W_dep = minimum(src, linear, settings), minimum(dep, linear, settings)
     at = [loss(W, dep) - loss(W, src) for W in (W_src, (W_src + W_dep) / 2, W_dep)]
@@ -108,7 +109,7 @@ def peak(start: float, middle: float, end: float) -> float:
     return max(values)
 
 
-def steepness(src: Source, dep: Source, ends: tuple[Tensor, Tensor]) -> float:
+def steepness(src: SiteData, dep: SiteData, ends: tuple[Tensor, Tensor]) -> float:
     """Return K of Eq. 49, 2 max ‖W u − y‖ √(1 + ‖W‖²); it is convex in W, so the ends decide."""
     seen = [(u, source.y[task]) for source in (src, dep) for task, u in source.u.items()]
     farthest = max(float((u @ W.T - y).norm(dim=1).max()) for W in ends for u, y in seen)
@@ -116,7 +117,7 @@ def steepness(src: Source, dep: Source, ends: tuple[Tensor, Tensor]) -> float:
     return 2 * farthest * (1 + widest**2) ** 0.5
 
 
-def wasserstein(src: Source, dep: Source, task: str) -> float:
+def wasserstein(src: SiteData, dep: SiteData, task: str) -> float:
     """Return the exact 1-Wasserstein distance of the pairs (u, y) of a task, by matching tokens."""
     from scipy.optimize import linear_sum_assignment
 
@@ -126,7 +127,7 @@ def wasserstein(src: Source, dep: Source, task: str) -> float:
     return float(cost[rows, columns].mean())
 
 
-Inputs = dict[str, dict[str, Tensor]]  # by task, by linear: rows (tokens, d)
+SiteInputs = dict[str, dict[str, Tensor]]  # by task, by linear: rows (tokens, d)
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def check_sources(
 
         def reaching(
             towers: Mapping[str, Tower], hidden: Mapping[str, Tower], i: int = index, n: Any = names
-        ) -> Inputs:
+        ) -> SiteInputs:
             return {task: towers[task].inputs(i, hidden[task].features[i], n) for task in batches}
 
         taught = reaching(experts, experts)
@@ -174,7 +175,7 @@ def check_sources(
             both = (weight(model, index, name) for model in (models.merged, models.base))
             linear = Linear(own, x, anchor(*both, settings.anchor_blend))
 
-            def source(inputs: Inputs, name: str = name, linear: Linear = linear) -> Source:
+            def source(inputs: SiteInputs, name: str = name, linear: Linear = linear) -> SiteData:
                 u = {task: inputs[task][name] for task in batches}
                 return linear.source(u, settings.interpolation)
 
@@ -222,7 +223,7 @@ def weight(model: nn.Module, index: int, name: str) -> Tensor:
     return block.get_submodule(name).get_parameter("weight").detach()
 
 
-def _off(used: Inputs, given: Inputs, name: str) -> Tensor:
+def _off(used: SiteInputs, given: SiteInputs, name: str) -> Tensor:
     """Return Σ‖used − given‖² and Σ‖given‖² over all tasks, (2,)."""
     pairs = [(used[task][name], given[task][name]) for task in used]
     off: Any = sum(((a - b) ** 2).sum() for a, b in pairs)

@@ -1,7 +1,7 @@
 """An encoder as the paper's Eq. 1 sees it, with blocks as layers, and what a check records."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core.precision import exact_products
-from featcal.models.batch import token_mean
+from featcal.models.batch import Batch, token_mean
 from featcal.models.blocks import (
     Arguments,
     block_outputs,
@@ -92,7 +92,6 @@ def dots(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).flatten(1).sum(1)
 
 
-Batch = Mapping[str, Tensor]
 # linears whose outputs a CLIP block adds to its input
 BRANCH_ENDS = ("self_attn.out_proj", "mlp.fc2")
 

@@ -22,6 +22,7 @@ from featcal.calibration.choose import STREAM
 from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli.calibrate import return_large_blocks
 from featcal.cli.plan import meta_batch
+from featcal.errors import BadCapture
 from featcal.models.plan import plan_for
 
 ATEN = torch.ops.aten
@@ -124,3 +125,14 @@ def test_a_mixture_is_estimated_with_all_of_its_experts():
     batch = meta_batch(model, 2, 9, True)
     block = model_shape(model, plan_for(model), batch, PAPER.but(norm=False)).blocks[0]
     assert sum(".experts." in s.linears[0] for s in block.sites) == 2 * 4 and block.routed > 0
+
+
+def test_a_linear_may_run_twice_where_it_is_not_solved():
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+    model = on_meta(tf.DebertaV2Model(tf.DebertaV2Config(**tiny.TEXT | relative)))
+    given = model, plan_for(model), meta_batch(model, 2, 7, True)
+    block = model_shape(*given, PAPER.but(modules=("value_proj", "dense"))).blocks[0]
+    ends = [name.rsplit(".", 1)[-1] for site in block.sites for name in site.linears]
+    assert ends == ["value_proj", "dense", "dense", "dense"] and block.sites[0].reach > 0
+    with pytest.raises(BadCapture, match="query_proj: ran twice"):
+        model_shape(*given, PAPER)

@@ -9,9 +9,9 @@ from language import jsonl
 from test_images import PETS, parquet
 
 from featcal.data.images import load_images
-from featcal.data.places import Location, location_of, open_images, open_table
+from featcal.data.places import Location, location_of, open_images, open_table, reaching
 from featcal.data.texts import load_text
-from featcal.errors import BadData, BadFile, BadSetting, MissingPath
+from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath
 
 PLAIN = checkpoints.plain(crop=32)
 
@@ -66,6 +66,20 @@ def test_a_missing_split_is_reported_with_the_folders_content(tmp_path, read):
     parquet(tmp_path / "set", feature=PETS)
     with pytest.raises(MissingPath, match=r"train[\s\S]*the folder has: test\.parquet"):
         read(Location(tmp_path / "set"), "train")
+
+
+def test_pictures_given_to_a_text_model_are_named_as_such(tmp_path):
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    with pytest.raises(BadData, match=r"pictures[\s\S]*reads texts[\s\S]*train\.parquet"):
+        load_text(Location(tmp_path), "train")
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_a_message_of_the_hub_is_short_however_long_its_reason(kind):
+    name, more = f"{'owner' * 5}/{'name' * 8}", "; no file or folder of this name is here either"
+    with pytest.raises(HubUnreachable) as error, reaching(name, "main", more, kind):
+        raise OSError("reason" * 200)
+    assert len(str(error.value)) <= 500
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

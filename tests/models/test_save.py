@@ -20,7 +20,6 @@ import featcal
 from featcal.cli import main as cli
 from featcal.errors import BadFile, DiskFull
 from featcal.files import atomic_folder, atomic_path, write_json
-from featcal.models.batch import Sentences, dense_layer, merge_modules
 from featcal.models.load import (
     copy_other_files,
     load_model,
@@ -29,6 +28,7 @@ from featcal.models.load import (
     shard_writer,
 )
 from featcal.models.lora import dense_folder
+from featcal.models.sentences import Sentences, dense_layer, merge_modules
 
 TENSORS = {
     "b.weight": torch.randn(5, 3, generator=torch.Generator().manual_seed(0)),

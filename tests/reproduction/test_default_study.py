@@ -12,7 +12,7 @@ from featcal.baselines.corrections import Surgery
 from featcal.baselines.training import pool_features
 from featcal.calibration import choose
 from featcal.settings import Calibration
-from reproduction.studies.default import NO_ADAPTER, Cell, DefaultStudy
+from reproduction.studies.default import NO_ADAPTER, Case, DefaultStudy
 
 PAPER = Calibration()
 COUNT = 16
@@ -31,7 +31,7 @@ def cell():
     heads = {task: 10 * torch.randn(5, width, generator=draws) for task in pairs}
     study = DefaultStudy.from_mapping(settings, "default")
     models = (given["base"], given["experts"], given["merged"])
-    return Cell(setup, study, *models, given["batches"], pairs, heads, seed=1)
+    return Case(setup, study, *models, given["batches"], pairs, heads, seed=1)
 
 
 def test_adapters_are_trained_on_what_auto_keeps_and_chosen_on_what_it_holds_out(cell):

@@ -11,7 +11,7 @@ import featcal
 from featcal.settings import Calibration
 from reproduction.theory import drift, sources
 from reproduction.theory.drift import (
-    Head,
+    ScoreHead,
     check_propagation,
     check_residual,
     cosine_constant,
@@ -77,7 +77,7 @@ def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
 
 def head(classes=5):
     found = draw(3, classes, 16)
-    return Head(draw(4, 16, 32), found / found.norm(dim=1, keepdim=True), 20.0)
+    return ScoreHead(draw(4, 16, 32), found / found.norm(dim=1, keepdim=True), 20.0)
 
 
 def test_scores_losses_and_answers_stay_within_their_bounds(towers):
@@ -99,7 +99,7 @@ def test_a_bound_that_is_too_small_shows_negative_room():
 
 
 def test_the_constant_of_cosines_is_taken_where_the_segment_is_nearest_to_the_origin():
-    h = Head(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), 1.0)
+    h = ScoreHead(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), 1.0)
     one, other = torch.tensor([[[1.0, -1.0]], [[1.0, 1.0]]], dtype=torch.float64)
     assert float(cosine_constant(h, one, 2 * other)) > float(cosine_constant(h, one, one))
     # the nearest point is (1, 0)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.figures import shown, stacked
-from reproduction.report.html import PageOutput, Row, listed, note, printed, table
+from reproduction.report.html import PageOutput, TableRow, listed, note, printed, table
 from reproduction.report.paper import model_name, model_title, paper_table
 from reproduction.report.statistics import difference, estimate
 from reproduction.report.tables import NAMES, method_settings, settings_of
@@ -170,7 +170,7 @@ def by_kind(suite: str) -> PageOutput:
     spent: dict[str, list[float]] = {verb: [] for verb in VERBS}
     for stage, seconds in quickest(suite).items():
         spent.setdefault(stage.partition("@")[0], []).append(seconds)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for verb, own in spent.items():
         name = VERBS.get(verb, f"study: {verb.replace('_', ' ')}")
         rows += [[name, str(len(own)), f"{sum(own) / 60:.1f}"]] if own else []

@@ -35,11 +35,11 @@ LOOKS = {
     "MiniLM": ("o", "#009E73"), "MPNet": ("s", "#D55E00"), "ViT-S/14": ("D", "#CC79A7"),
     "SmolLM2": ("v", "#E69F00"), "": ("^", "#0072B2"),
 }  # fmt: skip  # Okabe and Ito
-Pair = tuple[Estimate | None, Estimate | None]  # the first is claimed to be above
+EstimatePair = tuple[Estimate | None, Estimate | None]  # the first is claimed to be above
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelEvidence:
     """One model whose mergers are compared: its results, their file, and its name."""
 
     evidence: Evidence
@@ -73,7 +73,7 @@ class Model:
         ends = (self.score("", "base"), start, self.score("", "expert"))
         return share(*(one and one.mean for one in ends))
 
-    def pair(self, merger: str, setting: str) -> Pair:
+    def pair(self, merger: str, setting: str) -> EstimatePair:
         """Pair FeatCal with the merger that it starts from."""
         return self.score(merger, "featcal", setting), self.score(merger, "merged", setting)
 
@@ -90,7 +90,7 @@ class Model:
                 words = f"{MERGERS[merger]}, {self.name}: {found[0]:+.1f} ± {found[1]:.1f}"
                 yield f"<small>{words}</small>"
 
-    def adapters(self, setting: str) -> Iterator[Pair]:
+    def adapters(self, setting: str) -> Iterator[EstimatePair]:
         """Pair FeatCal with each adapter after the same merger.
 
         At the printed settings adapters have the published size, where it was run, else the suite's.
@@ -101,7 +101,7 @@ class Model:
                 theirs = theirs or self.score(merger, adapter, "suite")
             yield self.score(merger, "featcal", setting), theirs
 
-    def few(self, setting: str) -> Iterator[Pair]:
+    def few(self, setting: str) -> Iterator[EstimatePair]:
         """Pair FeatCal with each adapter from few samples; one model of an encoder has the study."""
         study, own = ("default", "") if setting == DEFAULT else ("samples", setting)
         wanted = {"upstream": "task_arithmetic", "samples": FEW}
@@ -110,7 +110,7 @@ class Model:
         for adapter in ADAPTERS if self.file == "scores" else ():
             yield ours, estimate(select(rows, {"method": adapter, "setting": own}))
 
-    def times(self, procedure: str, setting: str) -> Iterator[Pair]:
+    def times(self, procedure: str, setting: str) -> Iterator[EstimatePair]:
         """Pair the seconds of each adapter with FeatCal's; of the default, with all trials of both."""
         if setting == DEFAULT:
             spent = seconds(self.evidence) if procedure == "once" else {}
@@ -124,13 +124,13 @@ class Model:
                 yield exactly(spent[adapter]), exactly(ours)
 
 
-def models(suite: str) -> dict[str, list[Model]]:
+def models(suite: str) -> dict[str, list[ModelEvidence]]:
     """Return the models of a suite by source."""
     texts = Evidence(suite, paper.REAL, "8")
-    own = [Model(Evidence(suite, *place), name) for place, name in NAMES.items()]
+    own = [ModelEvidence(Evidence(suite, *place), name) for place, name in NAMES.items()]
     images, chats = Evidence(suite, paper.VISION, "8"), Evidence(suite, *paper.LANGUAGE)
-    real = [Model(images, "ViT-S/14"), Model(texts, "MiniLM")]
-    real += [Model(texts, "MPNet", "second_encoder"), Model(chats, "SmolLM2")]
+    real = [ModelEvidence(images, "ViT-S/14"), ModelEvidence(texts, "MiniLM")]
+    real += [ModelEvidence(texts, "MPNet", "second_encoder"), ModelEvidence(chats, "SmolLM2")]
     return {"Real models": real, TITLES.get(suite, suite): own}
 
 
@@ -162,9 +162,9 @@ def words(suite: str) -> PageOutput:
     return listed(head, rows, caption, "fc-words")
 
 
-def measured_pairs(own: list[Model], setting: str) -> dict[str, list[Pair]]:
+def measured_pairs(own: list[ModelEvidence], setting: str) -> dict[str, list[EstimatePair]]:
     """Return the comparisons behind each question, of one source at one setting."""
-    found: dict[str, list[Pair]] = {question: [] for question in QUESTIONS}
+    found: dict[str, list[EstimatePair]] = {question: [] for question in QUESTIONS}
     weak, strong, adapters, few, cost, kept = found.values()
     for model in own:
         for merger in model.mergers:
@@ -176,9 +176,9 @@ def measured_pairs(own: list[Model], setting: str) -> dict[str, list[Pair]]:
     return found
 
 
-def printed_pairs() -> dict[str, list[Pair]]:
+def printed_pairs() -> dict[str, list[EstimatePair]]:
     """Return the same comparisons from the paper's printed averages, which have no error."""
-    found: dict[str, list[Pair]] = {question: [] for question in QUESTIONS}
+    found: dict[str, list[EstimatePair]] = {question: [] for question in QUESTIONS}
     weak, strong, adapters, few, cost, _ = found.values()
     for number in dict.fromkeys((paper.PRINTED | paper.TEXT_PRINTED).values()):
         frame = paper.paper_table(number)
@@ -201,7 +201,7 @@ def printed_pairs() -> dict[str, list[Pair]]:
     return found
 
 
-def verdict(pairs: Iterable[Pair]) -> str:
+def verdict(pairs: Iterable[EstimatePair]) -> str:
     """Return the word for some comparisons, with the numbers above and below behind it."""
     gaps = [lead(first, second) for first, second in pairs if first and second]
     above, below = sum(gap > room for gap, room in gaps), sum(-gap > room for gap, room in gaps)

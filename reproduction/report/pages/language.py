@@ -74,7 +74,7 @@ def measured(number: str, suite: str) -> PageOutput:
 
 
 def _blocks(
-    number: str, suite: str, rows_of: Callable[[Evidence], list[tables.Row]], legend: str
+    number: str, suite: str, rows_of: Callable[[Evidence], list[tables.ModelRow]], legend: str
 ) -> PageOutput:
     """Return the rows of both sizes below each other, each block below its model's name."""
     found = experiments(number, suite)
@@ -86,13 +86,13 @@ def _blocks(
     return PageOutput(html + "".join(against_printed(ours, number) for ours in found))
 
 
-def _heading(name: str) -> tables.Row:
-    return tables.Row(name, "heading", "", {})
+def _heading(name: str) -> tables.ModelRow:
+    return tables.ModelRow(name, "heading", "", {})
 
 
 def printed(number: str) -> PageOutput:
     """Return the paper's printed table, one click away, with the cells in doubt marked."""
-    rows: list[tables.Row] = []
+    rows: list[tables.ModelRow] = []
     for role, _ in MODELS[number]:
         model = PAPER_MODELS[role]
         _, own = tables.paper_rows(number, model)
@@ -122,22 +122,22 @@ def experts_table(suite: str) -> PageOutput:
     return _blocks("table14", suite, _expert_rows, legend)
 
 
-def _experts(look: Callable[[str, str], tables.Cells]) -> list[tables.Row]:
+def _experts(look: Callable[[str, str], tables.Cells]) -> list[tables.ModelRow]:
     """Return a row for the base, each domain's expert, and the best of all; look: by method, domain."""
     keys = {tables.REFERENCES["base"]: ("base", "")}
     keys |= {_name(domain): ("expert", domain) for domain in OWN}
     keys[tables.REFERENCES["expert"]] = ("expert", "")
     kinds = {name: "calibrated" if domain else "reference" for name, (_, domain) in keys.items()}
-    return [tables.Row(name, kinds[name], "", look(*key)) for name, key in keys.items()]
+    return [tables.ModelRow(name, kinds[name], "", look(*key)) for name, key in keys.items()]
 
 
-def _expert_rows(ours: Evidence) -> list[tables.Row]:
+def _expert_rows(ours: Evidence) -> list[tables.ModelRow]:
     base, *rows, best = _experts(lambda *key: tables.cells_of(tables.by_task(ours, ("", *key))))
     changed = (tables.with_changes(one, base) for one in rows)
     return [*tables.with_best([base, *changed]), best]
 
 
-def _printed_experts(model: str) -> list[tables.Row]:
+def _printed_experts(model: str) -> list[tables.ModelRow]:
     """Return the paper's block of one model, by its printed name."""
 
     def look(method: str, domain: str) -> tables.Cells:

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 import pandas as pd
 
 from reproduction.report.evidence import GREEDY, Evidence, read_json, select
-from reproduction.report.html import PageOutput, Row, change, estimated, listed
+from reproduction.report.html import PageOutput, TableRow, change, estimated, listed
 from reproduction.report.paper import LANGUAGE, REAL, VISION, paper_value, photos, texts
 from reproduction.report.statistics import Estimate, estimate, lead
 from reproduction.report.tables import (
@@ -94,7 +94,7 @@ def seeds(suite: str) -> PageOutput:
     """
     models = {name: Evidence(suite, *place) for name, place in SEEDED.items()}
     drawn = {s for ours in models.values() for s in ours.table("expert_seeds")["expert_seed"]}
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for (model, ours), (name, key) in product(models.items(), lines(WAYS)):
         key = (*key[:2], settings_of(ours)[-1]) if key[1] == SHIFT else key
         means = _by_expert_seed(ours, key)

@@ -196,19 +196,19 @@ def damage(ours: Evidence) -> PageOutput:
     return PageOutput(html)
 
 
-def _table(rows: list[tables.Row], named: dict[str, str], caption: str) -> str:
+def _table(rows: list[tables.ModelRow], named: dict[str, str], caption: str) -> str:
     columns = named | {AVERAGE: "Average"}
     return tables.accuracy_table(tables.with_best(rows), columns, caption, average=False)
 
 
-def _row(method: str, name: str, cells: dict[str, tables.Cell]) -> tables.Row:
+def _row(method: str, name: str, cells: dict[str, tables.Cell]) -> tables.ModelRow:
     """Return one method's averages by kind, each with its change against clean samples."""
     if method == "merged":
         cells.pop(AVERAGE, None)
     for kind, cell in cells.items() if "clean" in cells else ():
         if kind not in ("clean", AVERAGE):
             cell.change = cell.value - cells["clean"].value
-    return tables.Row(name, "merger" if method == "merged" else "calibrated", UPSTREAM, cells)
+    return tables.ModelRow(name, "merger" if method == "merged" else "calibrated", UPSTREAM, cells)
 
 
 def printed_damage() -> PageOutput:

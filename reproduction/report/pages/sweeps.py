@@ -11,7 +11,7 @@ import pandas as pd
 
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import hovering, legend, one_panel, shown, stacked
-from reproduction.report.html import PageOutput, Row, change, compact, listed
+from reproduction.report.html import PageOutput, TableRow, change, compact, listed
 from reproduction.report.paper import IMAGES, REAL, VISION, model_name
 from reproduction.report.statistics import estimate
 from reproduction.report.tables import SHORT, SYMBOLS, UPSTREAMS, average, settings_shown
@@ -169,9 +169,7 @@ def rows_of(ours: Evidence, choice: str, variant: str = "", **numbers: float) ->
 
 def lines(ours: Evidence) -> dict[str, dict[float, pd.DataFrame]]:
     """Return by order and α the rows at every ρ, those of the anchor alone first."""
-    study = ours.settings("extrapolation").get("study")
-    if not study:
-        return swept(ours)
+    study = ours.settings("extrapolation")["study"]
     found = {ALONE: {rho: rows_of(ours, "anchor", anchor_blend=rho) for rho in study["blends"]}}
     for order, alpha in product(study["orders"], study["interpolations"]):
         found[f"{ORDERS[order]}, α {alpha:g}"] = {
@@ -179,20 +177,6 @@ def lines(ours: Evidence) -> dict[str, dict[float, pd.DataFrame]]:
             for rho in study["blends"]
         }
     return found
-
-
-def swept(ours: Evidence) -> dict[str, dict[float, pd.DataFrame]]:
-    """Return the same where only ρ was varied (Figure 5), at the tuned λ and α."""
-    merger = {"upstream": "task_arithmetic"}
-    wanted = merger | {"setting": "suite", "parameter": "anchor_blend"}
-    sweep, scores = select(ours.table("sweep"), wanted), ours.table("scores")
-    if sweep.empty:
-        return {}
-    own = float(sweep[sweep["chosen"] == 1]["at"].iloc[0])
-    both = {1.0: select(scores, merger | {"method": "merged"})}
-    both[own] = select(scores, merger | {"method": "anchor"})
-    by_rho = {float(rho): rows for rho, rows in sweep.groupby("at")}
-    return {ALONE: both, f"{ORDERS['forward']}, λ and α fixed": by_rho}
 
 
 def studies(suite: str) -> dict[str, Evidence]:
@@ -244,16 +228,13 @@ def by_order(suite: str) -> PageOutput:
 
 def lines_of(suite: str) -> dict[str, dict[str, dict[float, pd.DataFrame]]]:
     """Return the rows of every model that has some, by name, line and ρ."""
-    found = {name: lines(Evidence(suite, role, "8")) for role, name in SOURCES.items()}
-    return {name: own for name, own in found.items() if own}
+    return {name: lines(ours) for name, ours in studies(suite).items()}
 
 
 def _scored(rows: pd.DataFrame) -> str:
     one = estimate(rows)
     if one is None:
         return "–"
-    if "divergence" not in rows:
-        return f"{one.mean:.1f}"
     ridge = float(rows["ridge"].iloc[0])
     chosen = "by halves" if math.isnan(ridge) else compact(ridge)
     at = "" if ridge > 1e6 else f"λ {chosen}, "
@@ -262,7 +243,7 @@ def _scored(rows: pd.DataFrame) -> str:
 
 def spectrum(suite: str) -> PageOutput:
     """List scores with ρ on a part of the weights; a row above them says how much lies below λ."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for name, ours in studies(suite).items():
         for ridge, shares in ours.settings("extrapolation")["below"].items():
             found = {p: rows_of(ours, "spectrum", p, ridge=float(ridge)) for p in PLACES}

@@ -254,8 +254,8 @@ def solved_inputs(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.Da
     fits.legend(fontsize=10)
 
 
-Draw = Callable[[Figure, list[Axes], pd.DataFrame, pd.DataFrame], None]
-PANELS: dict[str, tuple[Draw, int, float]] = {  # panels, and the height of each
+Drawing = Callable[[Figure, list[Axes], pd.DataFrame, pd.DataFrame], None]
+PANELS: dict[str, tuple[Drawing, int, float]] = {  # panels, and the height of each
     "decomposition": (decomposition, 2, 3.0), "propagation": (propagation, 2, 3.2), "bounds": (bounds, 3, 3.6),
     "margins": (margins, 2, 3.0), "sources": (solved_inputs, 2, 3.2),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from test_images import PETS, encoded, parquet
 from featcal.errors import BadData
 from reproduction.engine.workers import fan_out
 from reproduction.prepare import sources
-from reproduction.prepare.sources import Source, Split, load_task, mapped_images, write_sources
+from reproduction.prepare.sources import DataSource, Split, load_task, mapped_images, write_sources
 
 PLAIN = checkpoints.plain(crop=32)
 
@@ -139,7 +139,7 @@ def test_the_processor_of_a_suite_reaches_its_pictures(tmp_path, processor):
     checkpoints.processor().save_pretrained(tmp_path)
     words = {"location": "pets", "kind": "folder", "paper_name": "Pets", "description": ""}
     named = {"classes": ("a", "b"), "templates": ("{}",), "splits": {"test": "test"}}
-    source = Source(**words, **named, processor=processor)
+    source = DataSource(**words, **named, processor=processor)
     (tmp_path / "data").mkdir()
     parquet(tmp_path / "data/pets", feature=PETS)
     write_sources(tmp_path / "data", {"pets": source})

@@ -252,16 +252,6 @@ def test_gains_of_rho_and_over_the_merged_model_are_paired_over_samples(study):
     assert line(page, "anchor alone")[-1].startswith("-20.0 ±")
 
 
-def test_a_model_without_the_study_shows_the_sweep_of_rho_at_the_tuned_settings(ours):
-    swept = select(ours.table("sweep"), {"setting": "suite", "parameter": "anchor_blend"})
-    swept = swept[(swept["upstream"] == "task_arithmetic") & (swept["at"] > 0)]
-    means = swept.groupby("at")["value"].mean()
-    lines = sweeps.lines_of("mini")["synthetic images"]
-    shown = lines["forward order, λ and α fixed"]
-    assert {rho: shown[rho]["value"].mean() for rho in means.index} == dict(means)
-    assert {name: set(by_rho) for name, by_rho in lines.items()}["anchor alone"] == {1.0, 2.0}
-
-
 # the real language model
 
 

@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
-from reproduction.studies import cost as measures
-from reproduction.studies.cost import energy, profiled
+from reproduction import profiling
+from reproduction.profiling import energy, profiled
 
-SIZE = 120 * measures.MIB
+SIZE = 120 * profiling.MIB
 TOUCH = f"import time; held = bytearray({SIZE}); held[::4096] = b'x' * len(held[::4096]); time.sleep(0.8)"
 
 
@@ -23,7 +23,7 @@ def touched(size):
 
 
 def test_an_allocation_is_found_although_it_is_gone_before_anybody_looked(monkeypatch):
-    monkeypatch.setattr(measures, "INTERVAL", 60)
+    monkeypatch.setattr(profiling, "INTERVAL", 60)
     value, cost = profiled(lambda: len(touched(SIZE)))
     assert value == SIZE and 119 <= cost.memory_mib <= 130
     assert cost.energy_wh is None
@@ -43,7 +43,7 @@ def test_memory_of_a_child_counts():
 def test_energy_is_the_power_of_torchs_first_gpu_over_time(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "power_draw", lambda gpu: asked.append(gpu) or 360_000)
-    monkeypatch.setattr(measures, "INTERVAL", 0.02)
+    monkeypatch.setattr(profiling, "INTERVAL", 0.02)
     _, cost = profiled(lambda: time.sleep(0.5), gpu=True)
     assert 0.5 <= cost.seconds < 2 and set(asked) == {0}
     assert cost.energy_wh == pytest.approx(360 * cost.seconds / 3600, rel=0.15)
