@@ -39,7 +39,7 @@ SETTING_LABELS = {"paper": "printed settings", "suite": "tuned on validation row
 SHORT = {"paper": "printed", "suite": "tuned", "": ""}
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # what an adapter's size is called
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
-LARGER = ("14", "20")  # pools that every suite runs at its tuned settings only
+LARGER = ("14", "20")  # pools that synthetic models run at the tuned settings only
 
 Key = tuple[str, str, str]  # upstream, method, setting
 
@@ -69,15 +69,17 @@ Cells = dict[str, Cell]  # by column
 Lookup = Callable[[str, str, str], Cells]  # of upstream, method and setting
 
 
-def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
-    """Return the settings that a suite runs for this pool, the printed ones first."""
-    return ("paper",) if suite == "paper" else ("suite",) if pool in LARGER else ("paper", "suite")
+def settings_shown(suite: str) -> tuple[str, ...]:
+    """Return the settings that a suite runs, the printed ones first."""
+    return ("paper",) if suite == "paper" else ("paper", "suite")
 
 
 def settings_of(ours: Evidence) -> tuple[str, ...]:
     """Return the settings that were run for a role and pool, the printed ones first."""
-    only = ours.role in (paper.VISION, paper.LANGUAGE[0])  # nothing was tuned for these
-    return ("paper",) if only else settings_shown(ours.suite, ours.pool)
+    if ours.role in (paper.VISION, paper.LANGUAGE[0]):  # nothing was tuned for these
+        return ("paper",)
+    tuned = ours.pool in LARGER and ours.role != paper.REAL
+    return settings_shown(ours.suite)[-1:] if tuned else settings_shown(ours.suite)
 
 
 def row_name(upstream: str, method: str) -> str:
@@ -89,7 +91,7 @@ def settings_note(ours: Evidence) -> str:
     """Return λ, ρ, α and n of FeatCal at each setting, for a caption; empty where not run."""
     runs = [run for run in ours.settings().get("calibrate", {}).values() if run.get("calibration")]
     notes = []
-    for setting in settings_shown(ours.suite, ours.pool):
+    for setting in settings_of(ours):
         several = [run["calibration"] | run for run in runs if run["setting"] == setting]
         found = dict.fromkeys(map(_in_symbols, several))
         notes += [f"{SHORT[setting]} {' or '.join(found)}"] if found else []
@@ -126,7 +128,7 @@ def accuracy_rows(ours: Evidence) -> list[ModelRow]:
     references = references_of(printed) if printed else REFERENCES
     own = set(paper.paper_table(printed)["upstream"]) if printed else UPSTREAMS
     mergers = [merger for merger in UPSTREAMS if merger in own]
-    return rows_in_order(look, references, mergers, settings_shown(ours.suite, ours.pool))
+    return rows_in_order(look, references, mergers, settings_of(ours))
 
 
 def references_of(number: str) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from itertools import product
 import pandas as pd
 
 from reproduction.report import tables
-from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence
 from reproduction.report.html import NOT_RUN, PageOutput, listed
 from reproduction.report.pages.reproduced import against_printed
@@ -35,7 +34,7 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
     run: set[str] = set()
     for ours in experiments:
         head += [f"{model_title(ours.role, ours.suite)}: − merger", "− better adapter"]
-        run |= {*tables.settings_shown(ours.suite, ours.pool)}
+        run |= {*tables.settings_of(ours)}
     rows = []
     for (upstream, name), setting in product(tables.UPSTREAMS.items(), sorted(run)):
         first = setting == min(run)
@@ -108,8 +107,7 @@ def columns_of(suite: str, role: str) -> dict[str, Evidence]:
 
 def extended_answer(suite: str) -> PageOutput:
     """Return FeatCal minus the better adapter for every column of Table 2, printed and measured."""
-    main, rows = studied_setting(suite), []
-    columns = columns_of(suite, IMAGES)
+    rows, columns = [], columns_of(suite, IMAGES)
     texts = {name: Evidence(suite, REAL, EXTENDED[name][1]) for name in columns if "B/32" in name}
     places = {"synthetic models" if suite == "mini" else "here": columns}
     places[model_name(REAL, suite)] = texts
@@ -120,27 +118,28 @@ def extended_answer(suite: str) -> PageOutput:
         name = tables.UPSTREAMS[upstream]
         first = [f"{name} <small>the paper</small>", *(f"{gain:+.1f}" for gain in best)]
         rows.append(("fc-merger", first))
-        for words, own in places.items():
-            cells = [tables.gains(own[c], upstream, main)[1] if c in own else "–" for c in columns]
-            rows.append(("fc-calibrated", [f"{name} <small>{words}</small>", *cells]))
+        for (words, own), setting in product(places.items(), tables.settings_shown(suite)):
+            found = {c: tables.gains(one, upstream, setting)[1] for c, one in own.items()}
+            label = f"{name} <small>{words}, {tables.SHORT[setting]} settings</small>"
+            rows.append(("fc-calibrated", [label, *(found.get(c, "–") for c in columns)]))
     caption = (
-        "FeatCal minus the better adapter, average accuracy, points,"
-        f" {tables.SETTING_LABELS[main]}. Above, below: by more than two standard errors."
+        "FeatCal minus the better adapter, average accuracy, points."
+        " Above, below: by more than two standard errors."
     )
     return listed(["After", *columns], rows, caption, "fc-long")
 
 
 def extended(suite: str, role: str) -> PageOutput:
-    """Return Table 2: averages at the tuned settings, a column per experiment."""
-    main, columns = studied_setting(suite), columns_of(suite, role)
+    """Return Table 2: averages at the printed and the tuned settings, a column per experiment."""
+    settings, columns = tables.settings_shown(suite), columns_of(suite, role)
 
     def look(upstream: str, method: str, setting: str) -> tables.Cells:
         key = tables.model_key(upstream, method, setting)
         return tables.cells_of({name: tables.average(ours, key) for name, ours in columns.items()})
 
-    rows = tables.rows_in_order(look, tables.references_of("table02"), EXTENDED_MERGERS, (main,))
+    rows = tables.rows_in_order(look, tables.references_of("table02"), EXTENDED_MERGERS, settings)
     kind = "synthetic, in the roles of both CLIP models" if suite == "mini" else "CLIP models"
     name = model_name(role, suite) if role == REAL else kind
-    caption = f"Average top-1 accuracy (%), {tables.SETTING_LABELS[main]} — {name}. {LEGEND}"
+    caption = f"Average top-1 accuracy (%) — {name}. {LEGEND}"
     html = tables.accuracy_table(rows, {name: name for name in columns}, caption, average=False)
     return PageOutput(html + (against_printed(None, "table02", suite) if role != REAL else ""))
