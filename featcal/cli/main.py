@@ -201,7 +201,8 @@ def mistake(error: Exception, arguments: Sequence[str]) -> str | None:
         way_out = f"{context.command_path if context else 'featcal'} --help lists all options"
         if getattr(error, "option_name", None) in ("--log-file", "--log-level", "--quiet", "-q"):
             way_out = "put it before the command: featcal --quiet --log-file run.log COMMAND"
-        return f"{error.format_message()}\n  - {way_out}"
+        said = error.format_message().replace("Value error, ", "")  # of typer's choices
+        return f"{said}\n  - {way_out}"
     of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in reason
     if isinstance(error, MemoryError) or of_torch:
         reason = reason.split(" Of the allocated memory")[0].rstrip(".") or "no more memory"
