@@ -172,7 +172,7 @@ def verdict_chip(verdict: Verdict) -> str:
 
 
 def measured(verdict: Verdict, short: bool = False) -> str:
-    """Return the numbers behind a verdict: both sides, the margin, two standard errors.
+    """Return the values of both sides of a verdict, their margin, and two standard errors.
 
     short: the margin alone, or the counts of a claim about several.
     """
