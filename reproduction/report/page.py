@@ -174,10 +174,14 @@ def verdict_chip(verdict: Verdict) -> str:
 def measured(verdict: Verdict, short: bool = False) -> str:
     """Return the values of both sides of a verdict, their margin, and two standard errors.
 
-    short: the margin alone, or the counts of a claim about several.
+    short: the margin alone, or the bare counts of a claim about several.
     """
     detail, _, rest = escape(verdict.detail).partition(";")
-    if short and rest or math.isnan(verdict.margin):
+    if short and verdict.word == "not run":
+        return ""
+    if short and rest:
+        return detail.replace(f" {verdict.claim.unit}", "")
+    if math.isnan(verdict.margin):
         return detail
     digits = DIGITS.get(verdict.claim.measure, 3)
     noise = f" ± {verdict.noise:.{digits}f}" if verdict.noise else ""

@@ -165,7 +165,7 @@ def rows_in_order(
     for upstream in upstreams:
         merger = ModelRow(MERGERS[upstream], "merger", upstream, look(upstream, "merged", ""))
         block = [merger]
-        for setting, (method, label) in product(settings, METHODS.items()):
+        for setting, (method, label) in product(settings if merger.cells else (), METHODS.items()):
             name = f"{label}, {SHORT[setting]}" if len(settings) > 1 else label
             row = ModelRow(name, "calibrated", upstream, look(upstream, method, setting))
             block.append(with_changes(row, merger))

@@ -46,7 +46,7 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
             went = share_of(ours, upstream, setting)
             over_merger += "" if went == NOT_RUN else f"<small>{went} %</small>"
             cells += [over_merger, over_adapter]
-        label = f"{name} <small>{tables.SHORT[setting]} settings</small>"
+        label = f"{name} <small>{tables.SHORT[setting]}</small>"
         rows.append(("fc-merger" if first else "fc-calibrated", [label, *cells]))
     caption = (
         "Differences of the average accuracy, points. Above, below: by more than two standard"
@@ -120,7 +120,7 @@ def extended_answer(suite: str) -> PageOutput:
         rows.append(("fc-merger", first))
         for (words, own), setting in product(places.items(), tables.settings_shown(suite)):
             found = {c: tables.gains(one, upstream, setting)[1] for c, one in own.items()}
-            label = f"{name} <small>{words}, {tables.SHORT[setting]} settings</small>"
+            label = f"{name} <small>{words}, {tables.SHORT[setting]}</small>"
             rows.append(("fc-calibrated", [label, *(found.get(c, "–") for c in columns)]))
     caption = (
         "FeatCal minus the better adapter, average accuracy, points."

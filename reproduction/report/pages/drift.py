@@ -274,7 +274,7 @@ def answer(*experiments: Evidence) -> PageOutput:
         merged = average(ours, (UPSTREAM, "merged", ""))
         for setting in settings_of(ours):
             name = model_title(ours.role, ours.suite)
-            cells = [f"{name} <small>{SHORT[setting]} settings</small>"]
+            cells = [f"{name} <small>{SHORT[setting]}</small>"]
             for measure in ("cosine", "relative_drift"):
                 found = drift_rows(ours, measure, setting)  # cosines end with the final features
                 last = found[found["place"] == found["place"].max()]

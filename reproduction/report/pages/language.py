@@ -56,7 +56,7 @@ def answer(number: str, suite: str) -> PageOutput:
         rows.append(("fc-merger", [f"{PAPER_NAMES[ours.role]} <small>the paper</small>", *cells]))
         for setting in tables.settings_shown(suite):
             name = model_title(ours.role, suite)
-            label = f"{name} <small>{tables.SHORT[setting]} settings</small>"
+            label = f"{name} <small>{tables.SHORT[setting]}</small>"
             cells = [*tables.gains(ours, MERGER, setting), share_of(ours, MERGER, setting)]
             rows.append(("", [label, *cells]))
     head = ["FeatCal on", "− task arithmetic", "− better adapter"]

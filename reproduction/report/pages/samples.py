@@ -162,7 +162,7 @@ def damage_answer(ours: Evidence) -> PageOutput:
         best[kind] = highest(after_damage(ours, method, kind) for method in tables.ADAPTERS)
     for setting in tables.settings_of(ours):
         featcal = {kind: after_damage(ours, "featcal", kind, setting) for kind in kinds(ours)}
-        small = f"<small>{tables.SHORT[setting]} settings</small>"
+        small = f"<small>{tables.SHORT[setting]}</small>"
         rows.append([f"its merger {small}", *(margin(one, merged) for one in featcal.values())])
         cells = [margin(one, best[kind]) for kind, one in featcal.items()]
         rows.append([f"the better adapter {small}", *cells])

@@ -86,12 +86,14 @@ def values(ours: Evidence) -> PageOutput:
             cells = [f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]}, {SHORT[setting]}"]
             for at, row in points.iterrows():
                 value = f"<strong>{row.value:.1f}</strong>" if row.chosen else f"{row.value:.1f}"
-                cells.append(f"{value}<small>at {compact(float(at))}</small>")
+                cells.append(f"{value}<small>{compact(float(at))}</small>")
             rows.append(cells)
     name, width = model_name(ours.role, ours.suite), max(map(len, rows), default=0)
     rows = [cells + [""] * (width - len(cells)) for cells in rows]
     head = ["Varied, merger, around", *["value"] * (width - 1)]
-    return listed(head, rows, f"Average top-1 accuracy (%) — {name}", "", f"no sweeps — {name}")
+    return listed(
+        head, rows, f"Average top-1 accuracy (%), small: at — {name}", "", f"no sweeps — {name}"
+    )
 
 
 def panel(parameter: str, ours: Evidence) -> PageOutput:
@@ -222,7 +224,7 @@ def by_order(suite: str) -> PageOutput:
             kind = "fc-merger" if words == ALONE else ""
             rows.append((kind, [f"{words}<small>{name}</small>", *cells]))
     head = ["", *(f"ρ = {rho:g}" for rho in blends), "ρ = 1 over merged", "largest ρ over 1"]
-    caption = "Average score (%) after task arithmetic; small: λ and divergence from the experts; ± two standard errors"
+    caption = "Average score (%) after task arithmetic; small: λ; divergence from the experts (KL). ± two standard errors"
     return listed(head, rows, caption, "fc-long", MISSING)
 
 
@@ -237,8 +239,8 @@ def _scored(rows: pd.DataFrame) -> str:
         return "–"
     ridge = float(rows["ridge"].iloc[0])
     chosen = "by halves" if math.isnan(ridge) else compact(ridge)
-    at = "" if ridge > 1e6 else f"λ {chosen}, "
-    return f"{one.mean:.1f}<small>{at}KL {rows['divergence'].iloc[0]:.2f}</small>"
+    at = "" if ridge > 1e6 else f"{chosen}; "
+    return f"{one.mean:.1f}<small>{at}{rows['divergence'].iloc[0]:.2f}</small>"
 
 
 def spectrum(suite: str) -> PageOutput:
@@ -276,5 +278,5 @@ def parts(suite: str) -> PageOutput:
             rows[0].append(_scored(first))
             for cells, part in zip(rows[1:], PARTS, strict=True):
                 cells.append(change(estimate(rows_of(ours, choice, part)), estimate(first)))
-    caption = "Change of the average score (points) after task arithmetic, 32 samples per task; ± two standard errors"
+    caption = "Change of the average score (points) after task arithmetic, 32 samples per task; small: λ; divergence. ± two standard errors"
     return listed(head, rows, caption, "fc-long", MISSING)
