@@ -180,7 +180,8 @@ def measured(verdict: Verdict, short: bool = False) -> str:
     if short and verdict.word == "not run":
         return ""
     if short and rest:
-        return detail.replace(f" {verdict.claim.unit}", "")
+        several = verdict.claim.over or verdict.claim.each
+        return detail.replace(f" {verdict.claim.unit}", "") if several else detail
     if math.isnan(verdict.margin):
         return detail
     digits = DIGITS.get(verdict.claim.measure, 3)
