@@ -32,6 +32,7 @@ def _scored(*columns: str) -> tuple[str, ...]:
     return (*_MODEL, *columns, *_SCORED)
 
 
+Row = dict[str, Any]  # of a results file
 SCORES = _scored()
 CORRECT, COUNTED = "correct", ("value", "count")  # x.correct.csv holds the first for the others
 GREEDY = "-greedy"  # ends the task of a chat's score by exact match

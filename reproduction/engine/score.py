@@ -11,11 +11,10 @@ from reproduction.engine.samples import Selection, seen_rows
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
-from reproduction.results import CURVES, GREEDY, SCORES, SEEN, packed, write_rows, write_scores
+from reproduction.results import CURVES, GREEDY, SCORES, SEEN, Row, packed, write_rows, write_scores
 
 # Samples at a time, on which scores do not depend: few on a CPU, whose cache then holds the outputs.
 BATCH, CACHED, TEXTS = 250, 64, 64
-Row = dict[str, Any]  # of a results file
 TaskScores = dict[str, Row]  # by task: value, count, correct (packed); metric unless accuracy
 Evaluate = Callable[..., dict[str, TaskScores]]  # called as `evaluate_model`
 

@@ -9,11 +9,11 @@ from typing import Any
 from featcal.files import atomic_folder, write_json
 from reproduction.engine.context import Setup, load_context, pick
 from reproduction.engine.make import make
-from reproduction.engine.score import Evaluate, Row, score
+from reproduction.engine.score import Evaluate, score
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.workers import console
 from reproduction.experiments import role_and_pool, studies
-from reproduction.results import write_rows, write_scores
+from reproduction.results import Row, write_rows, write_scores
 
 
 @dataclass(frozen=True)

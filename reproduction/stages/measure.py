@@ -23,10 +23,9 @@ from featcal.models.modules import is_linear
 from featcal.models.plan import BlockPlan, Stack, blocks_of, part_of, plan_for
 from reproduction.engine.context import Setup, load_context, pick
 from reproduction.engine.samples import load_split
-from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import MeasureRun, role_and_pool
-from reproduction.results import MEASURED, write_rows
+from reproduction.results import MEASURED, Row, write_rows
 
 BATCH = 250
 METHODS = ("merged", "featcal", "surgery", "prob_surgery")

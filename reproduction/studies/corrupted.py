@@ -9,11 +9,10 @@ from pydantic import Field, PositiveInt
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import damaged, load_split, seen_rows
-from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, merged_model, rivals
 from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import Each, Rivals, Seeds, Study
-from reproduction.results import CORRUPTED, EXAMPLES, SEEN
+from reproduction.results import CORRUPTED, EXAMPLES, SEEN, Row
 
 Corruption = Literal["gaussian_noise", "motion_blur", "fog"]
 TextCorruption = Literal["typing_errors", "dropped_words", "swapped_words"]

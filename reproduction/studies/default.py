@@ -32,11 +32,11 @@ from featcal.merging.registry import method_named, settings_of
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
-from reproduction.engine.score import Row, for_all_tasks, scored
+from reproduction.engine.score import for_all_tasks, scored
 from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
-from reproduction.results import CANDIDATES, DEFAULT, GREEDY
+from reproduction.results import CANDIDATES, DEFAULT, GREEDY, Row
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

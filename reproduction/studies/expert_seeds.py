@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.engine.context import HEADS, Setup
-from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.engine.study import StudyResult, compared
 from reproduction.experiments import CHAT_POOL, AdapterWord, Counts, Setting, Study
 from reproduction.prepare.hub import WEIGHTS
-from reproduction.results import EXPERT_SEEDS
+from reproduction.results import EXPERT_SEEDS, Row
 from reproduction.stages.prepare import TEXTS, digest, make_experts, recipes_of
 
 

@@ -16,11 +16,11 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.settings import Calibration, require
 from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.samples import Selection
-from reproduction.engine.score import Row, evaluate_model
+from reproduction.engine.score import evaluate_model
 from reproduction.engine.spec import ModelSpec, merged_model, rivals
 from reproduction.engine.study import StudyResult, compared
 from reproduction.experiments import ADAPTERS, Each, Rivals, Study
-from reproduction.results import OFFSET
+from reproduction.results import OFFSET, Row
 
 if TYPE_CHECKING:
     from torch import Tensor

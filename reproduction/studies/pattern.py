@@ -15,11 +15,11 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration
 from reproduction.engine.context import HEADS, Setup
-from reproduction.engine.score import Row, answers, average
+from reproduction.engine.score import answers, average
 from reproduction.engine.spec import main_models
 from reproduction.engine.study import StudyResult, compared
 from reproduction.experiments import Each, Rivals, Study
-from reproduction.results import OFFSET
+from reproduction.results import OFFSET, Row
 from reproduction.stages.prepare import make_experts, recipes_of
 
 SOURCES = "sources.json"

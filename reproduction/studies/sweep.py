@@ -8,11 +8,11 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.settings import Calibration, Settings, require
 from reproduction.engine.context import Setup
 from reproduction.engine.make import make
-from reproduction.engine.score import Row, score
+from reproduction.engine.score import score
 from reproduction.engine.spec import featcal_at
 from reproduction.engine.study import StudyResult
 from reproduction.experiments import SWEPT, Numbers, Setting, Study
-from reproduction.results import SWEEP
+from reproduction.results import SWEEP, Row
 
 
 class Sweep(Settings):

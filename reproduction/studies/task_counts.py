@@ -17,11 +17,11 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import load_split
-from reproduction.engine.score import Row, TaskScores
+from reproduction.engine.score import TaskScores
 from reproduction.engine.spec import ModelSpec, rivals
 from reproduction.engine.study import StudyResult, make_and_score, rows_of
 from reproduction.experiments import ADAPTER_BATCH, ADAPTERS, SPLITS, Each, Rivals, Study
-from reproduction.results import TASK_COUNTS
+from reproduction.results import TASK_COUNTS, Row
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,11 +11,10 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.make import make
 from reproduction.engine.samples import load_split
-from reproduction.engine.score import Row
 from reproduction.engine.spec import featcal_at
 from reproduction.engine.study import StudyResult
 from reproduction.experiments import Counts, Setting, Study
-from reproduction.results import THEORY, THEORY_POINTS
+from reproduction.results import THEORY, THEORY_POINTS, Row
 
 # of an equation, of whose 16 digits a wrong term changes the first; of an inequality: that it holds
 REQUIRED = {"digits": 6.0, "room": 0.0}

@@ -74,7 +74,9 @@ def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(c
 
 def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
     _, images = context
-    none = streams.Stream(replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4)
+    none = streams.SampleStream(
+        replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4
+    )
     said = r"batches\['dtd'\]: is empty; an adapter needs at least one sample"
     for batches in (none, []):
         with pytest.raises(BadBatches, match=said):
