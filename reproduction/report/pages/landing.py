@@ -108,9 +108,8 @@ class ModelEvidence:
         rows = select(self.evidence.table(study), wanted)
         ours = estimate(select(rows, {"method": "featcal", "setting": setting}))
         for adapter in ADAPTERS if self.file == "scores" else ():
-            theirs = select(rows, {"method": adapter})
-            at = own if own in set(theirs["setting"]) else "suite"
-            yield ours, estimate(select(theirs, {"setting": at}))
+            theirs = estimate(select(rows, {"method": adapter, "setting": own}))
+            yield ours, theirs or estimate(select(rows, {"method": adapter, "setting": "suite"}))
 
     def times(self, procedure: str, setting: str) -> Iterator[EstimatePair]:
         """Pair the seconds of each adapter with FeatCal's; of the default, with all trials of both."""

@@ -27,32 +27,28 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
     """Return FeatCal with the fewest samples against the merger, the most, and the adapters."""
     rows = []
     for ours in experiments:
-        name, settings, before = model_title(ours.role, ours.suite), _order(ours), len(rows)
-        for method, setting in settings[len(tables.ADAPTERS) :]:
-            budgets = set(_rows(ours, method, setting)["samples"])
-            if not budgets:
-                continue
-            few, many = min(budgets), max(budgets)
+        merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
+        adapters, calibrated = _order(ours)[:2], _order(ours)[2:]
+        for method, setting in calibrated:
+            budgets = _rows(ours, method, setting)["samples"]
+            few, many = budgets.min(), budgets.max()
             ends = {n: _at(ours, method, setting, n) for n in (few, many)}
-            merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
-            adapters = settings[: len(tables.ADAPTERS)]
             best = {n: highest(_at(ours, *one, n) for one in adapters) for n in ends}
             cells = [margin(ends[few], merged), margin(ends[many], ends[few])]
             cells += [margin(one, best[n]) for n, one in ends.items()]
-            at = f"{few} and {many} per task, {tables.SHORT[setting]}"
-            rows.append([f"{name} <small>{at}</small>", *cells])
-        if len(rows) == before:
-            rows.append([name, *["not run"] * 4])
+            at = f"<small>{few} and {many} per task, {tables.SHORT[setting]}</small>"
+            rows.append([f"{model_title(ours.role, ours.suite)} {at}", *cells])
     head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
+    head.append("− better adapter, most")
     caption = "Differences of the average accuracy, points. Above, below: by more than two SE."
-    return listed([*head, "− better adapter, most"], rows, caption, "fc-long")
+    return listed(head, rows, caption, "fc-long", "not run")
 
 
 def _order(ours: Evidence) -> list[tuple[str, str]]:
     """Return the rows of Table 12, method and setting: adapters, then FeatCal, printed first."""
     settings = tables.settings_of(ours)
     adapters = [(method, settings[-1]) for method in tables.ADAPTERS]
-    return adapters + [("featcal", setting) for setting in settings]
+    return adapters + [("featcal", one) for one in settings if len(_rows(ours, "featcal", one))]
 
 
 def _rows(ours: Evidence, method: str, setting: str) -> pd.DataFrame:
