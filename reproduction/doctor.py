@@ -1,7 +1,6 @@
 """`featcal doctor`: report what this machine has, what a suite needs, and what is missing.
 
-Changes nothing and downloads nothing: the hub is asked for names and sizes only. Hours are those of
-the calibrations, whose operations `featcal plan` counts, so that they are a lower bound.
+Changes nothing and downloads nothing: the hub is asked for names and sizes only.
 """
 
 import json
@@ -13,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,17 +33,13 @@ from reproduction.prepare.suite import Role, Suite, load_suite
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS
 from reproduction.results import project_root
 
-PACKAGES = (
-    "featcal", "torch", "torchvision", "transformers", "datasets", "open_clip_torch", "lm_eval", "peft", "mergekit",
-    "optuna", "matplotlib", "dvc", "jupyter-book",
-)  # fmt: skip
 VARIABLES = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_ALLOW_CODE_EVAL")
 SMALL = 10_000_000_000  # bytes for outputs, DVC's cache and the book of a suite made here
 EPILOG = """Examples:
 
 featcal doctor
 
-featcal doctor --suite paper --tflops 20
+featcal doctor --suite paper
 
 HF_HUB_OFFLINE=1 featcal doctor --suite paper --json   (is everything in the cache?)
 
@@ -75,8 +69,7 @@ class Repository:
 class Checkup:
     """What a suite needs and what is missing; sizes in bytes.
 
-    disk: by purpose.   memory: of the largest calibration, by role.   hours: of calibrations, by
-    role and pool.
+    disk: by purpose.   memory: of the largest calibration, by role.
     """
 
     suite: str = ""
@@ -84,7 +77,6 @@ class Checkup:
     disk: dict[str, int] = field(default_factory=dict)
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
     gpu: int = 0
-    hours: dict[str, float] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
 
@@ -92,9 +84,6 @@ def doctor(
     suite: Annotated[
         str | None, Option(help="mini, paper or files. Default: the suite of params.yaml.")
     ] = None,
-    tflops: Annotated[
-        float, Option(min=0.001, help="Sustained speed for the estimate of hours.")
-    ] = 10.0,
     as_json: Json = False,
 ) -> None:
     """Report what this machine has, what a suite needs before hours are spent on it, and what is
@@ -110,12 +99,12 @@ def doctor(
         note("asking the hub and counting; nothing is downloaded")
         experiments = load_experiments(root / "params.yaml", suite)
         chosen = Context(root, experiments, load_suite(root, experiments.suite))
-        found = checkup(chosen, tflops * 1e12)
+        found = checkup(chosen)
     if as_json:
-        say_json(asdict(found) | {"hours_at_tflops": tflops, "machine": dict(machine)})
+        say_json(asdict(found) | {"machine": dict(machine)})
     else:
         table("", ["what", "found"], machine, right=False)
-        show(found, tflops)
+        show(found)
     if found.missing:
         raise Exit(2)
 
@@ -124,12 +113,10 @@ def machine_rows() -> list[list[str]]:
     """Return what this machine has, whatever is to be run."""
     import torch
 
-    here = {one.name: one.version for one in distributions()}
     cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     threads = f"{torch.get_num_threads()} of torch, {os.cpu_count()} processors"
     return [
         ["python", platform.python_version()],
-        *([name, here.get(name, "not installed")] for name in PACKAGES),
         ["device", ", ".join(cards) or "CPU only"],
         ["CUDA of torch", str(torch.version.cuda)],
         ["threads", threads],
@@ -138,8 +125,8 @@ def machine_rows() -> list[list[str]]:
     ]
 
 
-def checkup(chosen: Context, rate: float) -> Checkup:
-    """Compare what the suite needs with this machine.   rate: operations per second."""
+def checkup(chosen: Context) -> Checkup:
+    """Compare what the suite needs with this machine."""
     suite, found = chosen.suite, Checkup(chosen.suite.name, gpu=gpu_bytes())
     pins = read_json(chosen.pins) if chosen.pins.is_file() else {}
     with ThreadPoolExecutor(8) as pool:
@@ -147,7 +134,7 @@ def checkup(chosen: Context, rate: float) -> Checkup:
         commits = [pins.get(f"{one.kind}s", {}).get(one.name) for one in wanted]
         found.repositories = list(pool.map(look, wanted, commits))
     if suite.data.source == "hub":
-        add_costs(chosen, rate, found)
+        add_costs(chosen, found)
     else:
         found.disk["outputs and DVC's cache"] = SMALL
     found.disk["the hub's cache"] = sum(one.bytes or 0 for one in found.repositories)
@@ -236,8 +223,8 @@ def _bytes_to_download(one: Repository, commit: str | None) -> int | None:
     return sum(sizes[name] for name in filter_repo_objects(sizes, allow_patterns=hub.PATTERNS))
 
 
-def add_costs(chosen: Context, rate: float, found: Checkup) -> None:
-    """Add memory, disk and hours of the roles whose models come from the hub."""
+def add_costs(chosen: Context, found: Checkup) -> None:
+    """Add memory and disk of the roles whose models come from the hub."""
     ex, suite = chosen.experiments, chosen.suite
     models: Counter[str] = Counter()
     experts: dict[str, set[str]] = {}  # tasks; a pool holds those of the smaller ones
@@ -249,7 +236,6 @@ def add_costs(chosen: Context, rate: float, found: Checkup) -> None:
         experts.setdefault(role, set()).update(tasks)
         models[role] += 1 + len(ex.merged_in(role, pool)) + calibrations
         needs = planned(chosen, role, len(tasks))
-        found.hours[f"{role}-{pool}"] = calibrations * needs["operations"] / rate / 3600
         largest = found.memory.setdefault(role, {"GPU memory": 0, "host memory": 0})
         largest["GPU memory"] = max(largest["GPU memory"], needs["device"])
         largest["host memory"] = max(largest["host memory"], needs["host"])
@@ -314,7 +300,7 @@ def tests_lack(suite: Suite) -> list[str]:
     return found + [f"{key}: {what}; {way}" for key, own in lacks.items() for what, way in own]
 
 
-def show(found: Checkup, tflops: float) -> None:
+def show(found: Checkup) -> None:
     """Print tables, then the list of what is missing."""
     rows = [
         [one.name, one.part, one.state, "unknown" if one.bytes is None else size_text(one.bytes)]
@@ -326,9 +312,7 @@ def show(found: Checkup, tflops: float) -> None:
     needs = [[f"disk: {name}", size_text(size)] for name, size in found.disk.items()]
     for role, own in found.memory.items():
         needs += [[f"{where}: {role}", size_text(size)] for where, size in own.items()]
-    needs += [[f"hours: {key}", f"{hours:.1f}"] for key, hours in found.hours.items()]
-    speed = f"hours at least, at {tflops:g} TFLOP/s (--tflops)"
-    table(f"needed; memory of the largest calibration; {speed}", ["what", "needed"], needs)
+    table("needed; memory of the largest calibration", ["what", "needed"], needs)
     suite = f" for the suite {found.suite}" if found.suite else ""
     if found.missing:
         say("\n  - ".join([f"missing{suite}:", *found.missing]))

@@ -226,8 +226,10 @@ class Study(Experiment):
     scores:        columns of its scores.   tables: columns of other tables, by name.
     described:     whether a file of its settings lies next to them.
     from_prepared: whether it needs models of the stage `prepare`.
+    device:        where it computes in place of the suite's.
     """
 
+    device: Literal["auto"] | None = None
     scores: ClassVar[Sequence[str]] = ()
     tables: ClassVar[Mapping[str, Sequence[str]]] = {}
     described: ClassVar[bool] = True

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from featcal.models.plan import BlockPlan
 
 T = TypeVar("T")
-
-
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
 HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
 

@@ -81,7 +81,8 @@ class Context:
 
     def run(self, label: str, function: Any, jobs: Jobs) -> dict[str, Any]:
         """Return the results of jobs in the suite's workers, by name in the order of the jobs."""
-        results = dict(fan_out(label, function, jobs, self.suite.workers))
+        threads = None if self.gpu else 1
+        results = dict(fan_out(label, function, jobs, self.suite.workers, threads))
         return {name: results[name] for name in jobs}
 
     def not_run(self, stage: str, out: Path, reason: str = "") -> None:

@@ -35,6 +35,8 @@ def run_study(name: str, key: str) -> None:
     """Write outputs/<suite>/<name>/<key>/: tables and settings, without rows if it is not run."""
     context, kind = load_context(), studies()[name]
     study, found, facts = pick(name, context.experiments.studies[name], key), StudyResult(), {}
+    if study is not None and study.device:
+        context = replace(context, suite=context.suite.but(device=study.device))
     setup = Setup(context, *role_and_pool(key))
     with context.recorded(name, key) as record, atomic_folder(setup.folder(name)) as folder:
         if study is None or not (setup.plays if kind.from_prepared else setup.known):
@@ -42,7 +44,7 @@ def run_study(name: str, key: str) -> None:
         else:
             with context.scratch(name) as models:
                 found = study.run(setup, models)
-            facts = {"study": study.model_dump(), **found.facts}
+            facts = {"study": study.model_dump(exclude={"device"}), **found.facts}
         record |= found.record
         if kind.scores:
             write_scores(folder / f"{name}.csv", found.scores, kind.scores)

@@ -13,7 +13,17 @@ import pandas as pd
 from reproduction.report import paper
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
 from reproduction.report.evidence import MEASURED, read_json, results_folder
-from reproduction.report.html import PageOutput, TableRow, chip, link, listed, note, plain, table
+from reproduction.report.html import (
+    SIGNS,
+    PageOutput,
+    TableRow,
+    chip,
+    link,
+    listed,
+    note,
+    plain,
+    table,
+)
 from reproduction.report.verdicts import DECIDED, WORDS, Verdict, Verdicts, judged
 
 BOTH = "At the printed settings; tuned: FeatCal tuned on validation rows, adapters not"
@@ -138,7 +148,7 @@ def verdict_table(
         cells = [_cell(claim, one, whole) for one in own]
         sentence = f"{escape(claim.sentence)}<small>{where}</small>"
         rows.append((look, [sentence, printed or "–", *cells]))
-    return table(head, rows, f"{caption}. {BOTH}; ¹ one seed.", kind)
+    return table(head, rows, f"{caption}. {BOTH}; ¹ one seed; ○ not run.", kind)
 
 
 def linked_source(claim: Claim) -> str:
@@ -167,8 +177,9 @@ def verdict_chip(verdict: Verdict) -> str:
     """Return a verdict as a chip, with its direction if measured once, or a mark for a single seed."""
     if verdict.word == "one run":
         return chip(verdict.word, "as claimed" if verdict.met else "not as claimed")
-    once = verdict.one_run and verdict.word != "not run"
-    return chip(verdict.word) + '<sup title="one seed">¹</sup>' * once
+    if verdict.word == "not run":
+        return f'<span class="fc-chip not-run" role="img" aria-label="not run">{SIGNS["not run"]}</span>'
+    return chip(verdict.word) + '<sup title="one seed">¹</sup>' * verdict.one_run
 
 
 def measured(verdict: Verdict, short: bool = False) -> str:

@@ -102,10 +102,12 @@ def _in_symbols(values: Mapping[str, float]) -> str:
     return ", ".join(f"{s} {compact(values[key])}" for key, s in SYMBOLS.items() if key in values)
 
 
-def method_settings(ours: Evidence, study: str, method: str) -> str:
+def method_settings(ours: Evidence, study: str, method: str, setting: str = "") -> str:
     """Return a method's settings in a study, for the label of its row."""
     record = ours.record(study).get("settings") or ours.settings(study).get("study", {})
     values = record.get("rivals", {}).get(method)
+    if method == "featcal" and setting == "paper":
+        values = record.get("at_papers") or values
     if not values:
         return ""
     if method in SIZES:

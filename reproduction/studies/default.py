@@ -114,10 +114,10 @@ class DefaultStudy(Study):
                 jobs[f"{name}, {n} samples, seed {seed}"] = (setup, self, name, n, seed, file)
         workers = setup.context.suite.workers or 1
         dict(fan_out(self.label, run, jobs, workers, fresh=True))
-        cells = [read_json(file) for file in files]
+        cases = [read_json(file) for file in files]
         rmtree(store)
-        rows, candidates = ([r for one in cells for r in one[n]] for n in ("rows", "candidates"))
-        record = {"cost": [case["cost"] for case in cells]}
+        rows, candidates = ([r for one in cases for r in one[n]] for n in ("rows", "candidates"))
+        record = {"cost": [case["cost"] for case in cases]}
         return StudyResult(rows, {"default.candidates": candidates}, record=record)
 
 

@@ -4,9 +4,10 @@ from itertools import product
 from pathlib import Path
 from typing import ClassVar
 
+from featcal.settings import Calibration
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import seen_rows
-from reproduction.engine.spec import merged_model, rival
+from reproduction.engine.spec import merged_model, rivals
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.experiments import Counts, Rivals, Seeds, Study
 from reproduction.results import SAMPLES, SEEN
@@ -14,6 +15,8 @@ from reproduction.studies.cost import METHODS, costs
 
 
 class SamplesStudy(Study):
+    """Settings. at_papers: FeatCal at the paper's settings too."""
+
     section = "samples"
     scores = SAMPLES
     tables: ClassVar = {"samples.seen": SEEN}
@@ -22,12 +25,13 @@ class SamplesStudy(Study):
     rivals: Rivals
     samples: Counts
     seeds: Seeds
+    at_papers: Calibration | None = None
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         models = []
         for method, n, seed in product(METHODS, sorted(self.samples), sorted(self.seeds)):
             own = {"samples": n}
-            models.append(rival(self, folder, method, **own, seed=seed, columns=own))
+            models += rivals(self, folder, method, **own, seed=seed, columns=own)
         workers = setup.context.suite.workers
         jobs = {model.name: (setup, model) for model in models}
         record = costs(self, jobs, workers or 1, 1 if workers else None)

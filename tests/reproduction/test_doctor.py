@@ -72,7 +72,7 @@ def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(
     assert sizes["ylecun/mnist"] > 0 and sizes["tanganke/dtd"] is None
     said = "\n".join(found["missing"])
     assert "hf auth login" in said and "missing (RepositoryNotFoundError): tanganke/dtd" in said
-    assert found["memory"]["clip_b32"]["GPU memory"] > 0 and found["hours"]["clip_b32-8"] > 0
+    assert found["memory"]["clip_b32"]["GPU memory"] > 0
     assert found["suite"] == "paper"
 
 
@@ -90,11 +90,11 @@ def test_what_offline_the_cache_lacks_a_small_gpu_and_a_full_disk_are_missing(
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 80 << 30)
     disk = SimpleNamespace(free=1 << 40)
     monkeypatch.setattr(doctor_suite.shutil, "disk_usage", lambda folder: disk)
-    (line,) = doctor_suite.checkup(chosen(project), 1e13).missing
+    (line,) = doctor_suite.checkup(chosen(project)).missing
     assert line.startswith("offline (it is not in the cache, and HF_HUB_OFFLINE=1)")
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 1 << 20)
     disk.free = 1000
-    missing = doctor_suite.checkup(chosen(project), 1e13).missing
+    missing = doctor_suite.checkup(chosen(project)).missing
     assert any("of GPU memory for clip_b32" in line for line in missing)
     assert any("where 1000 B are free" in line for line in missing)
 

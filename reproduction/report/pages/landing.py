@@ -108,7 +108,8 @@ class ModelEvidence:
         rows = select(self.evidence.table(study), wanted)
         ours = estimate(select(rows, {"method": "featcal", "setting": setting}))
         for adapter in ADAPTERS if self.file == "scores" else ():
-            yield ours, estimate(select(rows, {"method": adapter, "setting": own}))
+            theirs = estimate(select(rows, {"method": adapter, "setting": own}))
+            yield ours, theirs or estimate(select(rows, {"method": adapter, "setting": "suite"}))
 
     def times(self, procedure: str, setting: str) -> Iterator[EstimatePair]:
         """Pair the seconds of each adapter with FeatCal's; of the default, with all trials of both."""

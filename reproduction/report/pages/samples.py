@@ -20,43 +20,54 @@ KINDS = {
     "clean": "Clean", "gaussian_noise": "Gaussian noise", "motion_blur": "Motion blur", "fog": "Fog",
 }  # fmt: skip
 UPSTREAM = "task_arithmetic"
-ORDER = (*tables.ADAPTERS, "featcal")  # of the rows of Table 12
+STYLES = ("-", (0, (3, 1, 1, 1, 1, 1)))  # of FeatCal's curves, by setting
 
 
 def by_number_answer(*experiments: Evidence) -> PageOutput:
     """Return FeatCal with the fewest samples against the merger, the most, and the adapters."""
     rows = []
     for ours in experiments:
-        name, budgets = model_title(ours.role, ours.suite), set(_rows(ours, "featcal")["samples"])
-        if not budgets:
-            rows.append([name, *["not run"] * 4])
-            continue
-        few, many = min(budgets), max(budgets)
-        ends = {n: _at(ours, "featcal", n) for n in (few, many)}
         merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
-        best = {n: highest(_at(ours, method, n) for method in tables.ADAPTERS) for n in ends}
-        cells = [margin(ends[few], merged), margin(ends[many], ends[few])]
-        cells += [margin(one, best[n]) for n, one in ends.items()]
-        rows.append([f"{name} <small>{few} and {many} per task</small>", *cells])
+        adapters, calibrated = _order(ours)[:2], _order(ours)[2:]
+        for method, setting in calibrated:
+            budgets = _rows(ours, method, setting)["samples"]
+            few, many = budgets.min(), budgets.max()
+            ends = {n: _at(ours, method, setting, n) for n in (few, many)}
+            best = {n: highest(_at(ours, *one, n) for one in adapters) for n in ends}
+            cells = [margin(ends[few], merged), margin(ends[many], ends[few])]
+            cells += [margin(one, best[n]) for n, one in ends.items()]
+            at = f"<small>{few} and {many} per task, {tables.SHORT[setting]}</small>"
+            rows.append([f"{model_title(ours.role, ours.suite)} {at}", *cells])
     head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
+    head.append("− better adapter, most")
     caption = "Differences of the average accuracy, points. Above, below: by more than two SE."
-    return listed([*head, "− better adapter, most"], rows, caption, "fc-long")
+    return listed(head, rows, caption, "fc-long", "not run")
 
 
-def _rows(ours: Evidence, method: str) -> pd.DataFrame:
-    key = {"upstream": UPSTREAM, "setting": tables.settings_of(ours)[-1], "method": method}
+def _order(ours: Evidence) -> list[tuple[str, str]]:
+    """Return the rows of Table 12, method and setting: adapters, then FeatCal, printed first."""
+    settings = tables.settings_of(ours)
+    adapters = [(method, settings[-1]) for method in tables.ADAPTERS]
+    return adapters + [("featcal", one) for one in settings if len(_rows(ours, "featcal", one))]
+
+
+def _rows(ours: Evidence, method: str, setting: str) -> pd.DataFrame:
+    key = {"upstream": UPSTREAM, "setting": setting, "method": method}
     return select(ours.table("samples"), key)
 
 
-def _at(ours: Evidence, method: str, samples: int) -> Estimate | None:
-    return estimate(select(_rows(ours, method), {"samples": samples}))
+def _at(ours: Evidence, method: str, setting: str, samples: int) -> Estimate | None:
+    return estimate(select(_rows(ours, method, setting), {"samples": samples}))
 
 
 def measured(ours: Evidence) -> pd.DataFrame:
     """Return average accuracy (%) of every method and number of samples, and its deviation."""
-    groups = ((m, n, own) for m in ORDER for n, own in _rows(ours, m).groupby("samples"))
-    found = [(m, n, one.mean, one.spread) for m, n, own in groups if (one := estimate(own))]
-    return pd.DataFrame(found, columns=["method", "samples", "mean", "sd"]).astype({"sd": float})
+    found = []
+    for key in _order(ours):
+        groups = ((n, estimate(own)) for n, own in _rows(ours, *key).groupby("samples"))
+        found += [(*key, n, one.mean, one.spread) for n, one in groups if one]
+    columns = ["method", "setting", "samples", "mean", "sd"]
+    return pd.DataFrame(found, columns=columns).astype({"sd": float})
 
 
 def means(ours: Evidence) -> PageOutput:
@@ -68,7 +79,10 @@ def means(ours: Evidence) -> PageOutput:
     merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
     start = f" Task arithmetic alone: {merged.mean:.1f}." if merged else ""
     caption = f"Average top-1 accuracy (%) by {ours.inputs} per task, sd over seeds — {name}.{start} Bold: best."
-    labels = {m: tables.METHODS[m] + tables.method_settings(ours, "samples", m) for m in ORDER}
+    labels = dict.fromkeys(zip(found["method"], found["setting"], strict=True), "")
+    for method, setting in labels:
+        words = tables.method_settings(ours, "samples", method, setting)
+        labels[method, setting] = tables.METHODS[method] + words
     runs = ours.table("samples.run")
     fewer = runs[runs["images"] < runs["samples"]][["samples", "images"]].drop_duplicates()
     counts = ", ".join(f"n = {n}: {has}" for n, has in fewer.itertuples(index=False))
@@ -83,16 +97,19 @@ def printed_means() -> PageOutput:
     """Return the paper's Table 12, one click away."""
     found = paper_table("table12").rename(columns={"samples_per_task": "samples", "std": "sd"})
     caption = "The paper’s Table 12, as printed: CLIP-ViT-B/32"
-    return printed(_means_table(found, tables.METHODS, caption))
+    labels = {(method, ""): name for method, name in tables.METHODS.items()}
+    return printed(_means_table(found.assign(setting=""), labels, caption))
 
 
-def _means_table(found: pd.DataFrame, labels: dict[str, str], caption: str) -> str:
+def _means_table(found: pd.DataFrame, labels: dict[tuple[str, str], str], caption: str) -> str:
     best = found["mean"].round(1).groupby(found["samples"]).max()
     cells = {}
     for one in found.itertuples():
         spread, top = one.sd if one.sd == one.sd else None, round(one.mean, 1) == best[one.samples]
-        cells[one.method, one.samples] = tables.Cell(one.mean, spread, best=top)
-    rows = [[labels[m], *(tables.number(cells.get((m, n))) for n in best.index)] for m in ORDER]
+        cells[one.method, one.setting, one.samples] = tables.Cell(one.mean, spread, best=top)
+    rows = []
+    for key, label in labels.items():
+        rows.append([label, *(tables.number(cells.get((*key, n))) for n in best.index)])
     head = ["Task Arithmetic", *(f"n = {n}" for n in best.index)]
     return table(head, rows, caption, "fc-accuracy")
 
@@ -102,7 +119,7 @@ def compared_means(ours: Evidence) -> list[reproduced.Compared]:
     cells = []
     for _, cell in paper_table("table12").iterrows():
         method, n = cell["method"], cell["samples_per_task"]
-        if value := _at(ours, method, n):
+        if value := _at(ours, method, tables.settings_of(ours)[0], n):
             both = {"printed": float(cell["mean"]), "spread": float(cell["std"]), "seeds": 3}
             cells.append(reproduced.Compared(tables.METHODS[method], f"n = {n}", value, **both))
     return cells
@@ -115,9 +132,13 @@ def curves(ours: Evidence) -> PageOutput:
         return figures.shown(None, what)
     budgets = sorted(points["samples"].unique())
     with figures.one_panel(4.4) as (figure, axes):
-        for method, dashes in figures.DASHES.items():
-            own = points[points["method"] == method]
-            look = figures.CURVES[method] | {"linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
+        for (method, setting), own in points.groupby(["method", "setting"], sort=False):
+            look = figures.CURVES[method] | {"linestyle": figures.DASHES[method]}
+            look |= {"lw": 2, "ms": 8, "capsize": 4}
+            if method == "featcal":
+                at = tables.settings_of(ours).index(setting)
+                label = f"{look['label']}, {tables.SHORT[setting]}"
+                look |= {"linestyle": STYLES[at], "label": label}
             axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), **look)
         merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
         if merged is not None:
