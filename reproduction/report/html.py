@@ -82,10 +82,16 @@ def note(text: str, kind: str = "") -> str:
     return f'<p class="fc-note {kind}">{text}</p>'
 
 
-def chip(word: str, mark: str = "") -> str:
-    """Return a verdict as a word with a sign and a colour, and a small word next to it."""
+def chip(word: str, mark: str = "", short: bool = False) -> str:
+    """Return a verdict as a sign and a word in its colour, and a small word next to it.
+
+    short: the sign alone, which screen readers read as the word.
+    """
+    look, shown = f'class="fc-chip {word.replace(" ", "-")}"', f"{SIGNS[word]} {word}"
+    if short:
+        look, shown = f'{look} role="img" aria-label="{word}"', SIGNS[word]
     small = f' <small class="fc-run">{mark}</small>' if mark else ""
-    return f'<span class="fc-chip {word.replace(" ", "-")}">{SIGNS[word]} {word}</span>{small}'
+    return f"<span {look}>{shown}</span>{small}"
 
 
 def link(href: str, text: str) -> str:
