@@ -13,17 +13,7 @@ import pandas as pd
 from reproduction.report import paper
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
 from reproduction.report.evidence import MEASURED, read_json, results_folder
-from reproduction.report.html import (
-    SIGNS,
-    PageOutput,
-    TableRow,
-    chip,
-    link,
-    listed,
-    note,
-    plain,
-    table,
-)
+from reproduction.report.html import PageOutput, TableRow, chip, link, listed, note, plain, table
 from reproduction.report.verdicts import DECIDED, WORDS, Verdict, Verdicts, judged
 
 BOTH = "At the printed settings; tuned: FeatCal tuned on validation rows, adapters not"
@@ -178,7 +168,7 @@ def verdict_chip(verdict: Verdict) -> str:
     if verdict.word == "one run":
         return chip(verdict.word, "as claimed" if verdict.met else "not as claimed")
     if verdict.word == "not run":
-        return f'<span class="fc-chip not-run" role="img" aria-label="not run">{SIGNS["not run"]}</span>'
+        return chip(verdict.word, short=True)
     return chip(verdict.word) + '<sup title="one seed">¹</sup>' * verdict.one_run
 
 
