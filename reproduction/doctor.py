@@ -33,7 +33,6 @@ from reproduction.prepare.suite import Role, Suite, load_suite
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS
 from reproduction.results import project_root
 
-VARIABLES = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_ALLOW_CODE_EVAL")
 SMALL = 10_000_000_000  # bytes for outputs, DVC's cache and the book of a suite made here
 EPILOG = """Examples:
 
@@ -69,13 +68,13 @@ class Repository:
 class Checkup:
     """What a suite needs and what is missing; sizes in bytes.
 
-    disk: by purpose.   memory: of the largest calibration, by role.
+    disk: by purpose.   memory: of the GPU in the largest calibration, by role.
     """
 
     suite: str = ""
     repositories: list[Repository] = field(default_factory=list)
     disk: dict[str, int] = field(default_factory=dict)
-    memory: dict[str, dict[str, int]] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
     gpu: int = 0
     missing: list[str] = field(default_factory=list)
 
@@ -114,13 +113,10 @@ def machine_rows() -> list[list[str]]:
     import torch
 
     cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    threads = f"{torch.get_num_threads()} of torch, {os.cpu_count()} processors"
     return [
         ["python", platform.python_version()],
         ["device", ", ".join(cards) or "CPU only"],
         ["CUDA of torch", str(torch.version.cuda)],
-        ["threads", threads],
-        *([name, os.environ.get(name, "not set")] for name in VARIABLES),
         ["free disk here", size_text(shutil.disk_usage(Path.cwd()).free)],
     ]
 
@@ -235,24 +231,22 @@ def add_costs(chosen: Context, found: Checkup) -> None:
         calibrations = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
         experts.setdefault(role, set()).update(tasks)
         models[role] += 1 + len(ex.merged_in(role, pool)) + calibrations
-        needs = planned(chosen, role, len(tasks))
-        largest = found.memory.setdefault(role, {"GPU memory": 0, "host memory": 0})
-        largest["GPU memory"] = max(largest["GPU memory"], needs["device"])
-        largest["host memory"] = max(largest["host memory"], needs["host"])
-    for role, needs in found.memory.items():
+        needed = planned(chosen, role, len(tasks))
+        found.memory[role] = max(needed, found.memory.get(role, 0))
+    for role, needed in found.memory.items():
         size = 2 * (models[role] + len(experts[role])) * FACTS["sizes"][role]["bytes"]
         found.disk[f"outputs of {role}, twice with DVC's cache"] = size
-        if found.gpu and needs["GPU memory"] > found.gpu:
-            needed, there = size_text(needs["GPU memory"]), size_text(found.gpu)
-            found.missing.append(f"{needed} of GPU memory for {role}; the GPU has {there}")
+        if found.gpu and needed > found.gpu:
+            problem = f"{size_text(needed)} of GPU memory for {role}"
+            found.missing.append(f"{problem}; the GPU has {size_text(found.gpu)}")
     # once for both sizes of CLIP, whose processors prepare images alike
     test, train = FACTS["test_images"], FACTS["train_images"]
     pictures = sum(test[task] + train.get(task, 0) for task in suite.tasks)
     found.disk["decoded pictures"] = pictures * FACTS["decoded_bytes"]
 
 
-def planned(chosen: Context, role: str, tasks: int) -> dict[str, int]:
-    """Estimate a role's calibration on a GPU, features cached in host memory: totals."""
+def planned(chosen: Context, role: str, tasks: int) -> int:
+    """Estimate the GPU memory of a role's calibration, features cached in host memory, in bytes."""
     from featcal.calibration.estimate import Job
     from featcal.cli.plan import estimated
     from featcal.models.stored import skeleton
@@ -266,7 +260,7 @@ def planned(chosen: Context, role: str, tasks: int) -> dict[str, int]:
         Path(folder, "config.json").write_text(json.dumps(config))
         model = skeleton(Path(folder))
     needs = estimated(model, job, size["tokens"], size["tokens"] is not None, None)
-    return {name: sum(parts.values()) for name, parts in needs.items()}
+    return sum(needs["device"].values())
 
 
 def compare_disk(root: Path, found: Checkup) -> None:
@@ -310,8 +304,7 @@ def show(found: Checkup) -> None:
     title = "repositories of the hub that are not in the cache, and what is to download"
     table(title, ["name", "for", "state", "download"], rows)
     needs = [[f"disk: {name}", size_text(size)] for name, size in found.disk.items()]
-    for role, own in found.memory.items():
-        needs += [[f"{where}: {role}", size_text(size)] for where, size in own.items()]
+    needs += [[f"GPU memory: {role}", size_text(size)] for role, size in found.memory.items()]
     table("needed; memory of the largest calibration", ["what", "needed"], needs)
     suite = f" for the suite {found.suite}" if found.suite else ""
     if found.missing:
