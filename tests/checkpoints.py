@@ -108,3 +108,13 @@ def picture(mode: str = "RGB", size: tuple[int, int] = (40, 32), seed: int = 0) 
     noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
     image = Image.fromarray(noise, "RGBA")
     return image if mode == "RGBA" else image.convert("RGB").convert(mode)
+
+
+def pictures(folder: Path, seed: int, counts: dict[str, int]) -> None:
+    """Noise in class folders: as many pictures as is said for each `split/class`."""
+    draw = np.random.default_rng(seed)
+    for place, count in counts.items():
+        (folder / place).mkdir(parents=True)
+        for i in range(count):
+            noise = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(folder / place / f"{i:03d}.png")

@@ -80,20 +80,15 @@ def changed(
 
 
 def write_seen(
-    path: Path,
-    shared: Row,
-    tasks: list[str],
-    draws: list[tuple[int | None, int]],
-    count: int = COUNT,
+    path: Path, shared: Row, tasks: list[str], draws: list[tuple[int | None, int]]
 ) -> None:
     """Write draws of (samples, seed) from the test images of every task; None is all of them."""
     rows = []
     for (samples, seed), task in product(draws, tasks):
-        shown = np.zeros(count, bool)
-        most = count if samples is None else min(samples, count)
-        shown[draw_indices(task, count, most, seed)] = True
+        shown = np.zeros(COUNT, bool)
+        shown[draw_indices(task, COUNT, samples or COUNT, seed)] = True
         words = {"task": task, "stream": "test_unlabelled", "samples": samples, "seed": seed}
-        rows.append(shared | words | {"count": count, "seen": packed(shown)})
+        rows.append(shared | words | {"count": COUNT, "seen": packed(shown)})
     write_rows(path, rows, SEEN)
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from synthetic_correct import model, write_answers
 
-from featcal.files import write_json
-
 GLUE = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]
 TESTS = {
     "math500": "math", "gsm8k": "math", "humaneval_plus": "coding", "mbpp_plus": "coding", "ifeval": "instruction",
@@ -27,33 +25,10 @@ ROLES = dict(
 
 
 def write_language(folder: Path, suite: str) -> None:
-    """Write scores, settings and run records of the four language models, and their tasks."""
+    """Write scores of the four language models."""
     for role, pool in ROLES.items():
-        write_text_role(folder, suite, role, pool)
-    counts = {"train": 10, "validation": 5, "test": 5}
-    example = {"prompt": "A prompt?", "answer": "an answer"}
-    task = dict(kind="folder", description="Invented.", rows=counts, example=example)
-    pools, tasks = {"glue": GLUE, "mergebench": list(DOMAINS)}, (*GLUE, *DOMAINS, *TESTS)
-    told = dict(suite=suite, texts=counts, pools=pools, tests={t: t for t in TESTS})
-    write_json(folder / "language.json", told | {"tasks": dict.fromkeys(tasks, task)})
-
-
-def write_text_role(folder: Path, suite: str, role: str, pool: str) -> None:
-    """Write scores, settings and the run record of one language model."""
-    scored, key = folder / f"scores/{role}-{pool}", f"{role}-{pool}-{TA}"
-    write_answers(scored / "scores.csv", list(_scores(suite, role, pool)))
-    shared = {"role": role, "pool": pool, "upstream": TA}
-    values = {"ridge": 0.00001, "anchor_blend": 2.0, "interpolation": 0.6}
-    reading = {"split": "train", "decoder": "answer", "counted": "all", "tokens": None}
-    run = dict(setting="paper", samples=256, batch=32, seeds=[42])
-    run |= {"calibration": values, "reading": reading}
-    training = {"rank": 3, "steps": 1000, "features": "raw"}
-    trained = dict(training=training, draw={"samples": 256}, seeds=[42])
-    adapt = shared | {"method": "surgery", "settings": {"suite": trained}}
-    used = {"calibrate": {f"{key}-paper": shared | run}, "adapt": {f"{key}-surgery": adapt}}
-    write_json(scored / "settings.json", used)
-    record = dict(seconds={"calibrate_language": 4.0}, host={"cpu": "invented"}, commit="0" * 40)
-    write_json(scored / "run.json", record)
+        path = folder / f"scores/{role}-{pool}/scores.csv"
+        write_answers(path, list(_scores(suite, role, pool)))
 
 
 def _scores(suite, role, pool):

@@ -13,7 +13,6 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from PIL import Image
 from synthetic_correct import COUNT, adapted, grid, model, write_answers, write_seen
 from synthetic_language import write_language
 from synthetic_studies import write_choices, write_studies
@@ -95,10 +94,8 @@ def write_results(folder: Path, suite: str, tasks: list[str]) -> None:
     """Write the files of the smallest pools of images, and of language models."""
     for role in ("clip_b32", "clip_l14"):
         write_role(folder, suite, role, tasks)
-    counts = {"train": 10, "validation": 5, "test": 5, "classes": ["one", "two", "three"]}
-    described = [{"task": task, "description": "Invented."} | counts for task in tasks]
-    write_json(folder / "suite.json", {"suite": suite, "pools": {"8": tasks}, "tasks": described})
-    Image.new("RGB", (320, 16 * len(tasks))).save(folder / "contact_sheet.png")
+    described = [{"task": task} for task in tasks]
+    write_json(folder / "suite.json", {"pools": {"8": tasks}, "tasks": described})
     write_choices(folder, suite)
     write_language(folder, suite)
 
@@ -119,8 +116,6 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     write_answers(folder / f"ablate/{role}-8/ablate.csv", controls)
     theory = folder / f"theory/{role}-8"
     write_rows(theory / "theory.csv", list(_theory(one, tasks)), results.THEORY)
-    points = list(_theory_points(tasks))
-    write_rows(theory / "theory_points.csv", points, results.THEORY_POINTS)
     write_studies(folder, suite, role, tasks)
     run = dict(role=role, pool=8, upstream=TA, samples=256, batch=128, seeds=[42, 43, 44])
     used = {f"{role}-8-{TA}-suite": run | {"setting": "suite", "calibration": VALUES}}
@@ -129,9 +124,6 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     write_json(scored / "run.json", record)
     samples, cost = folder / f"samples/{role}-8", folder / f"cost/{role}-8"
     write_answers(samples / "samples.csv", list(_budgets(one, tasks)), results.SAMPLES)
-    drawn = list(product((8, 64, 512), (42, 43, 44)))
-    write_seen(samples / "samples.seen.csv", shared, tasks, drawn, 500)
-    write_answers(cost / "cost.csv", list(_audit(one, tasks)), results.AUDIT)
     adapters = {"steps": 1000, "batch": 16, "lr": 0.001}
     rivals = {"featcal": VALUES, "surgery": adapters | {"rank": 4}}
     rivals |= {"prob_surgery": adapters | {"hidden": 32}, "stream": "test_unlabelled"}
@@ -143,16 +135,8 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
 
 def write_larger_pool(folder: Path, suite: str, role: str, pool: int, tasks: list[str]) -> None:
     """Write one role with 14 or 20 tasks: every merger and all that calibrates it, one seed."""
-    scored = folder / f"scores/{role}-{pool}"
     scores = list(_scores(suite, role, pool, LARGER_LEVELS, tasks, ("42",)))
-    write_answers(scored / "scores.csv", scores)
-    shared = {"suite": suite, "role": role, "pool": pool}
-    write_seen(scored / "seen.csv", shared, tasks, [(None, 42), (256, 42)])
-    run = dict(role=role, pool=pool, upstream="wudi", samples=256, batch=128, seeds=[42])
-    used = {f"{role}-{pool}-wudi": run | {"setting": "suite", "calibration": VALUES}}
-    write_json(scored / "settings.json", {"calibrate": used} | adapted(role, pool))
-    record = {"seconds": {"evaluate": 9.0}, "host": {"cpu": "invented"}, "commit": "0" * 40}
-    write_json(scored / "run.json", record)
+    write_answers(folder / f"scores/{role}-{pool}/scores.csv", scores)
 
 
 def _scores(suite, role, pool, levels, tasks, seeds=None):
@@ -180,8 +164,10 @@ def _drift(shared, tasks):
 EQUATIONS = ("proposition_1", "proposition_2", "proposition_4", "proposition_7", "equation_45")
 BOUNDS = ("proposition_3", "proposition_5", "proposition_6", "proposition_7", "corollary_1", "corollary_2", "margin",
           "proposition_8", "proposition_8_transport")  # fmt: skip
-PER_BLOCK = {"proposition_1": ("drift", "from_mismatch", "from_upstream"), "proposition_2": ("share_of_final",),
-             "proposition_8": [f"{k}_{q}" for k in ("stale", "forward") for q in ("moved", "on_source", "deployed")]}  # fmt: skip
+PER_BLOCK = {
+    "proposition_2": ["share_of_final"],
+    "proposition_8": [f"{k}_{q}" for k in ("stale", "forward") for q in ("moved", "deployed")],
+}
 
 
 def _theory(shared, tasks):
@@ -196,33 +182,13 @@ def _theory(shared, tasks):
         yield from grid(**row, statement=list(BOUNDS), quantity="room", value=10 * (level - 6))
         for task in tasks if method != "required" else ():
             row |= {"task": task, "value": 30.0}
-            yield from grid(**row, statement=list(BOUNDS), quantity="tightness")
-            kept = [f"kept_{q}" for q in ("by_score", "by_spread", "in_fact")]
-            yield from grid(**row, statement="margin", quantity=kept)
-            yield from grid(**row, statement="proposition_5", quantity=["applies", "grows"])
-            for name, n in product(
-                ("recursion_digits", "unrolled_digits", "digits_by_nodes"), (1, 2, 4)
-            ):
-                yield row | {"statement": "", "quantity": name, "nodes": n, "value": 2.0 * n}
+            yield row | {"statement": "proposition_5", "quantity": "applies"}
             for block, (statement, quantities) in product(range(6), PER_BLOCK.items()):
                 own = row | {"statement": statement, "block": f"{block:02d}"}
                 yield from (
                     own | {"quantity": q, "value": 4.0 + block + i}
                     for i, q in enumerate(quantities)
                 )
-
-
-def _theory_points(tasks):
-    bounds = dict(proposition_5=0.8, margin=0.7, proposition_3=1.3, proposition_6=3.0)
-    bounds |= {"proposition_7": 4.0, "corollary_2": 9.0}
-    for (method, setting), (i, task), index in product(
-        (("merged", ""), ("featcal", "suite")), enumerate(tasks), range(4)
-    ):
-        row = {"method": method, "setting": setting, "task": task, "block": "", "index": index}
-        actual = 1.0 + 0.1 * i + 0.05 * index
-        for statement, bound in bounds.items():
-            words = {"statement": statement, "actual": actual, "bound": bound * actual}
-            yield row | words | {"kept": index % 2}
 
 
 def _projection(_, tasks):
@@ -281,14 +247,6 @@ def _budgets(shared, tasks):
     for method, setting, samples, seed, value in runs:
         row = first | {"upstream": TA, "method": method, "setting": setting, "samples": samples}
         yield from grid(**row, seed=seed, value=float(value), task=tasks)
-
-
-def _audit(shared, tasks):
-    one = {name: shared[name] for name in ("suite", "role", "pool")}
-    one |= {"metric": "accuracy", "count": 500, "upstream": TA, "setting": "suite"}
-    one |= {"encode": "each_step", "seed": 42, "samples": 256}
-    for method, step in product(("surgery", "prob_surgery"), (200, 1000)):
-        yield from grid(**one, method=method, step=step, task=tasks, value=60 + step / 100)
 
 
 def _costs(seeds, budgets, published=False):

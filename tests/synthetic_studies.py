@@ -5,12 +5,10 @@ parts, unstated choices.
 from itertools import product
 from pathlib import Path
 
-from PIL import Image
-from synthetic_correct import COUNT, grid, model, write_answers, write_seen
+from synthetic_correct import COUNT, grid, model, write_answers
 
-from featcal.files import write_json
 from reproduction import results
-from reproduction.results import EXAMPLES, SCORES, write_rows
+from reproduction.results import SCORES, write_rows
 
 DAMAGE = ("gaussian_noise", "motion_blur", "fog")
 SWEPT = dict(
@@ -33,16 +31,15 @@ DRIFTS = {  # squared, and the part of the mean
     "merged": (0.4, 0.3), "featcal": (0.2, 0.15), "surgery": (0.1, 0.0), "prob_surgery": (0.06, 0.0), "mean_shift": (0.1, 0.0),
     "expert": (0.0, 0.0),
 }  # fmt: skip
-# By merger: as it is, followed by FeatCal, Surgery and SVC; its seconds; the scales that were tried.
+# By merger: as it is, followed by FeatCal, Surgery and SVC.
 FIELD = dict(
-    average=((60.0, 80.0, 70.0, 58.0), 0.5, []),
-    iso_c=((75.0, 82.0, 74.0, 76.0), 2.0, [0.5, 1.0, 1.5]),
-    wudi_closed_form=((83.0, 85.0, 84.0, 81.0), 1.0, []),
+    average=(60.0, 80.0, 70.0, 58.0),
+    iso_c=(75.0, 82.0, 74.0, 76.0),
+    wudi_closed_form=(83.0, 85.0, 84.0, 81.0),
 )
 ALONE = dict(  # after the first merger
     prodistill=81.0, surgery_v2=78.0, interv_merge=72.0, featcal_auto=82.5, prob_surgery=71.0
 )
-INVENTED = {"cpu": "invented"}
 
 
 def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
@@ -52,9 +49,6 @@ def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None
     write_task_counts(folder / f"task_counts/{role}-8", shared, tasks)
     write_field(folder / f"field/{role}-8", shared, tasks)
     write_answers(folder / f"sweep/{role}-8/sweep.csv", list(_sweep(shared, tasks)), results.SWEEP)
-    featcal = {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9}
-    study = {"samples": 256, "seed": 42, "around": [{"setting": "suite", "featcal": featcal}]}
-    write_json(folder / f"sweep/{role}-8/sweep.settings.json", {"study": study})
 
 
 def write_corrupted(folder: Path, shared: dict, tasks: list[str]) -> None:
@@ -68,16 +62,6 @@ def write_corrupted(folder: Path, shared: dict, tasks: list[str]) -> None:
         words = {"method": method, "setting": setting, "corruption": kind, "seed": "42"}
         rows.append(one | words | {"task": tasks[i], "value": level + 0.5 * i})
     write_answers(folder / "corrupted.csv", rows, results.CORRUPTED)
-    write_seen(folder / "corrupted.seen.csv", shared, tasks, [(256, 42)])
-    shown = [
-        {"task": tasks[1], "index": 7, "corruption": kind, "row": 0, "column": i}
-        for i, kind in enumerate(("clean", *DAMAGE))
-    ]
-    write_rows(folder / "corrupted.examples.csv", shown, EXAMPLES)
-    picture = Image.linear_gradient("L").resize((32, 8)).convert("RGB")
-    picture.save(folder / "corrupted.examples.png")
-    strengths = dict.fromkeys(DAMAGE, "Invented.")
-    write_json(folder / "corrupted.settings.json", {"strengths": strengths})
 
 
 def write_task_counts(folder: Path, shared: dict, tasks: list[str]) -> None:
@@ -97,15 +81,12 @@ def write_task_counts(folder: Path, shared: dict, tasks: list[str]) -> None:
                 lost = 0 if method in ("surgery", "prob_surgery") else 20
                 rows += grid(**one, **own, union=value - lost, task=part)
     write_rows(folder / "task_counts.csv", rows, results.TASK_COUNTS)
-    write_json(folder / "task_counts.settings.json", {"study": {"samples": 256, "seed": 42}})
-    seconds = {f"task_counts@{shared['role']}-8": 90.0}
-    write_json(folder / "run.json", {"seconds": seconds, "host": INVENTED})
 
 
 def write_field(folder: Path, shared: dict, tasks: list[str]) -> None:
-    """The study of the whole field; the second merger's scale is the largest that was tried."""
+    """The study of the whole field."""
     rows, after = [], ("merged", "featcal", "surgery", "svc")
-    found = [(m, *one) for m, (own, *_) in FIELD.items() for one in zip(after, own, strict=True)]
+    found = [(m, *one) for m, own in FIELD.items() for one in zip(after, own, strict=True)]
     alone = [("average", method, level) for method, level in ALONE.items()]
     alone += [("tangent", "merged", 65.0), ("tangent", "expert", 88.0)]
     for upstream, method, level in (*found, *alone):
@@ -115,40 +96,21 @@ def write_field(folder: Path, shared: dict, tasks: list[str]) -> None:
         own = shared | {"task": tasks} | words
         rows += grid(**own, value=level, count=COUNT)
     write_answers(folder / "field.csv", rows, SCORES)
-    scales = {merger: tried for merger, (_, _, tried) in FIELD.items()}
-    chosen = {merger: {"scale": max(own)} if own else {} for merger, own in scales.items()}
-    tried = {m: [{"scale": s, "value": 70 + s} for s in own] for m, own in scales.items() if own}
-    study = {"samples": 256, "rivals": {"surgery": {"steps": 1000}}, "epochs": 25}
-    study |= {"surgery_v2": {"steps": 400}, "interv_merge": {"steps": 400}}
-    write_json(folder / "field.settings.json", {"study": study, "chosen": chosen, "tried": tried})
-    cost = {m: {"merged": seconds, "featcal": 3.0} for m, (_, seconds, _) in FIELD.items()}
-    for merger in tried:
-        cost[merger]["choosing"] = 9.0
-    cost["average"] |= {"prodistill": 120.0, "features": 2.0, "prob_surgery": 5.0}
-    record = {"seconds": {f"field@{shared['role']}-8": 60.0}, "cost": cost, "host": INVENTED}
-    write_json(folder / "run.json", record)
 
 
 def write_choices(folder: Path, suite: str) -> None:
     """The study of unstated choices, of both language models: what is read moves the score, what is
     solved does not.
     """
-    reading = {"split": "train", "decoder": "answer", "counted": "all", "tokens": None}
-    values = {"ridge": 1e-5, "anchor_blend": 2.0, "interpolation": 0.6, "modules": None}
-    used = {"upstream": "task_arithmetic", "featcal": values, "reading": reading}
-    used |= {"samples": 256, "seeds": [42, 43, 44]}
     for role, pool, task in (("flan_t5_base", "glue", "rte"), ("llama_3b", "mergebench", "gsm8k")):
-        key, named = f"{role}-{pool}", {"role": role, "pool": pool}
-        shared = {"suite": suite} | named | model(("task_arithmetic", "featcal", "paper"))
-        shared |= {"task": task, "metric": "accuracy", "count": 400}
+        shared = {"suite": suite, "role": role, "pool": pool, "task": task}
+        shared |= model(("task_arithmetic", "featcal", "paper"))
+        shared |= {"metric": "accuracy", "count": 400}
         rows = [
             shared | {"choice": c, "option": o, "default": int(not c), "seed": seed, "value": value}
             for (c, o), seed, value in CHOSEN
         ]
-        write_answers(folder / f"choices/{key}/choices.csv", rows, results.CHOICES)
-        write_json(folder / f"choices/{key}/choices.settings.json", {"study": used | named})
-        record = {"seconds": {f"choices@{key}": 30.0}, "host": INVENTED}
-        write_json(folder / f"choices/{key}/run.json", record)
+        write_answers(folder / f"choices/{role}-{pool}/choices.csv", rows, results.CHOICES)
 
 
 def _sweep(shared, tasks):

@@ -2,15 +2,12 @@
 
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-import featcal
 from featcal.cli import main as cli
-from featcal.errors import BadSetting, MissingPath
 from featcal.models.load import load_vision
 from tests.cli.test_cli import models, ready
 
@@ -73,7 +70,7 @@ def test_the_numbers_of_the_language_model_are_in_the_results():
 @pytest.fixture
 def project(models) -> Path:
     """The folders that the README names: models/ and images/, with twelve pictures per task."""
-    for file in [*models.glob("images/*/test/*/0.png")]:
+    for file in [*models.glob("images/*/test/*/000.png")]:
         shutil.copy(file, file.parents[2] / "train" / file.parent.name / "more.png")
     (models / "models").mkdir()
     for name in ("base", "mnist", "dtd"):
@@ -98,14 +95,3 @@ def test_commands_and_python_run_and_calibrate_alike(project, capsys):
     written = load_vision("models/merged-calibrated").state_dict()
     for name, value in names["result"].model.state_dict().items():
         assert value.equal(written[name]), name
-
-
-def test_batches_can_be_read_again_and_what_is_missing_is_named(project):
-    load = partial(featcal.load_batches, model="models/base")
-    batches = load({"mnist": "images/mnist"}, samples=5, batch=2)
-    for _ in range(2):
-        assert [len(one["pixel_values"]) for one in batches["mnist"]] == [2, 2, 1]
-    with pytest.raises(BadSetting, match="at most 12"):
-        load({"mnist": "images/mnist"}, samples=13)
-    with pytest.raises(MissingPath, match="nowhere"):
-        load({"mnist": "nowhere"})

@@ -1,11 +1,15 @@
-"""The scripts behind make test, verify and accept: what they let pass, and what they stop."""
+"""The scripts behind make setup, test, verify and accept: what they let pass, and what they stop."""
 
+import os
+import subprocess
+import venv
 from pathlib import Path
 
 import pytest
+import torch
 
 from reproduction.results import SCORES, write_rows
-from scripts import accept, campaign, compare_results, test_parts
+from scripts import accept, campaign, compare_results, full_size, test_parts
 
 MODEL = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "average"}
 MODEL |= {"method": "merged", "setting": "", "seed": ""}
@@ -116,3 +120,97 @@ def test_the_families_in_the_book_are_what_becomes_of_them():
     lines = (Path(__file__).parents[1] / "book/families.md").read_text().splitlines()
     table = campaign.matrix(verdicts)
     assert [line.strip() for line in lines if line.strip() in table] == table
+
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "repair_torchvision.py"
+TORCH = """
+class library:
+    class Library:
+        declared = []
+        def __init__(self, name, kind):
+            assert (name, kind) == ("torchvision", "FRAGMENT")
+        def define(self, schema):
+            self.declared.append(schema.partition("(")[0])
+"""
+NEEDS_OPERATORS = """
+import torch
+from . import operators
+for name in ("nms", "qnms"):
+    if name not in torch.library.Library.declared:
+        raise RuntimeError(f"operator torchvision::{name} does not exist")
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """An environment with a torch, and the .pth file that earlier versions left there."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (site / "torch.py").write_text(TORCH)
+    (site / "featcal_torchvision_mend.pth").write_text("raise SystemExit('an old hook')\n")
+    return site
+
+
+def python(site, *words):
+    """Run the environment's Python; a PYTHONPATH would show it another torch."""
+    command = [site.parents[2] / "bin" / "python", *words]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "left", "after"),
+    [
+        (NEEDS_OPERATORS, "does not exist", ["_torchvision_operators"], ""),
+        ("import torch", "", [], ""),
+        ("raise RuntimeError('another fault')", "another fault", [], "another fault"),
+        (None, "No module", [], "No module"),
+    ],
+)
+def test_only_a_torchvision_that_lacks_its_operators_is_repaired(
+    environment, code, before, left, after
+):
+    if code:
+        (environment / "torchvision").mkdir()
+        (environment / "torchvision/__init__.py").write_text(code)
+        (environment / "torchvision/operators.py").write_text("")
+    load = "import sys; assert 'torch' not in sys.modules; import torchvision"
+    assert before in python(environment, "-c", load).stderr
+    for _ in range(2):
+        done = python(environment, SCRIPT)
+        assert done.returncode == 0, done.stderr
+    found = {path.stem for path in environment.glob("*torchvision_*")}
+    assert sorted(found) == left
+    stderr = python(environment, "-c", load).stderr
+    assert after in stderr and bool(after) == bool(stderr)
+
+
+BRIEF = {"samples": 6, "tasks": ("mnist", "dtd")}
+TEXT = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_heads": 4, "num_layers": 1}
+TEXT |= {"num_decoder_layers": 1, "vocab_size": 64}
+VISION = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+VISION |= {"num_attention_heads": 2, "image_size": 64}
+
+
+@pytest.mark.parametrize(
+    "size", [full_size.vision(**VISION), full_size.text(**TEXT)], ids=["vision", "text"]
+)
+def test_both_architectures_are_built_merged_and_calibrated(size):
+    took = full_size.calibrated(size, "cpu", **BRIEF)
+    assert took.merge > 0 and took.calibration > 0 and took.peak == 0
+    assert 0 < took.last.relative_drift < 1
+
+
+def test_full_sizes_are_those_of_the_papers_models():
+    with torch.device("meta"):
+        vision, text = full_size.vision().build(), full_size.text().build()
+    assert sum(p.numel() for p in vision.parameters()) == 87_456_000
+    # the published count; this version ties the head of a new model to its embeddings, which the
+    # published one does not
+    assert sum(p.numel() for p in text.parameters()) + 32128 * 768 == 247_577_856
+
+
+def test_without_a_gpu_it_says_that_it_needs_one(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert full_size.report() == 2
+    assert "needs a CUDA GPU" in capsys.readouterr().out

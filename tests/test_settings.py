@@ -4,18 +4,9 @@ import math
 
 import pytest
 
-from featcal.baselines.corrections import ProbSurgery, Surgery
 from featcal.errors import BadSetting, UnknownKey
 from featcal.merging.registry import settings_of
-from featcal.settings import Calibration, Settings
-
-
-class Outer(Settings):
-    """Settings that hold others."""
-
-    inner: Calibration
-    several: tuple[Calibration, ...] = ()
-    adapter: Surgery | ProbSurgery | None = None
+from featcal.settings import Calibration
 
 
 @pytest.mark.parametrize(
@@ -47,23 +38,5 @@ def test_an_unknown_name_gives_the_nearest_one():
         settings_of("ties", {"densty": 0.2}, "merge")
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, "study: [] cannot be used; it lacks inner"),
-        ({"inner": {"ridge": -1}}, "study.inner.ridge: -1"),
-        ({"inner": {"affine": "joint", "bias": False}}, "study.inner.affine: 'joint'"),
-        ({"inner": {}, "several": [{}, {"norm": "x"}]}, "study.several.1.norm: 'x'"),
-        ({"inner": {}, "several": [{}, {"nrom": 1}]}, "study.several.1: 'nrom'"),
-    ],
-)
-def test_a_mistake_in_nested_settings_is_named_with_its_place(given, said):
-    with pytest.raises((BadSetting, UnknownKey)) as refused:
-        Outer.from_mapping(given, "study")
-    assert said in str(refused.value)
-
-
-def test_lists_and_whole_numbers_are_taken_and_an_adapter_stays_of_its_class():
+def test_lists_and_whole_numbers_are_taken():
     assert Calibration(ridge=1, modules=["q"]) == Calibration(ridge=1.0, modules=("q",))
-    for adapter in (Surgery(rank=2), ProbSurgery(hidden=2)):
-        assert type(Outer(inner={}, adapter=adapter).adapter) is type(adapter)

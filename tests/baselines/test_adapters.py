@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import checkpoints
 import pytest
 import torch
-from adapter_features import pair, pairs
 from pydantic import PositiveFloat
 from safetensors.torch import load_file, save_file
+from test_corrections import pair, pairs
 from test_zero_shot import pictures, right_by_hand
 from tiny import experiment
 from torch import nn

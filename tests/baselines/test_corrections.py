@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 import torch
-from adapter_features import pair, pairs
+from tiny import seeded
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
@@ -14,6 +14,34 @@ from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.baselines.training import batch_order
 from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting
+
+COUNTS = {"mnist": 20, "dtd": 7, "svhn": 33}  # no multiples of the batch of 8
+
+
+def pair(seed, count, width=12, dtype=torch.float64):
+    """Features of `count` images; the expert's differ from the merged model's by a bend."""
+    g = seeded(seed)
+    merged = torch.randn(count, width, generator=g, dtype=torch.float64)
+    down, up = (torch.randn(width, 2, generator=g, dtype=torch.float64) for _ in range(2))
+    noise = torch.randn(count, width, generator=g, dtype=torch.float64)
+    expert = merged - 0.3 * torch.relu(merged @ down) @ up.T + 0.01 * noise
+    return Pair(merged.to(dtype), expert.to(dtype), torch.ones(count, dtype=torch.long))
+
+
+def pairs(**more):
+    """One pair per task, each from its own seed."""
+    return {task: pair(i, count, **more) for i, (task, count) in enumerate(COUNTS.items())}
+
+
+def difference(ours, theirs):
+    """Largest difference between the weights of two adapters of the same tasks."""
+    assert ours.tasks == theirs.tasks
+    return max(
+        float((w - theirs.weights[t][n]).abs().max())
+        for t, named in ours.weights.items()
+        for n, w in named.items()
+    )
+
 
 SURGERY = Surgery(rank=3, batch=8, steps=60, features="raw")
 PROB_SURGERY = ProbSurgery(hidden=5, batch=8, steps=60, kl_weight=0.01)

@@ -5,9 +5,9 @@ from itertools import islice
 
 import pytest
 import torch
-from adapter_features import difference, pair, pairs
 from families import FAMILIES, without_float32
 from families import experiment as texts
+from test_corrections import difference, pair, pairs
 from test_features import LANGUAGE, counted
 from tiny import experiment, same_bits, seeded, shifted
 

@@ -214,16 +214,6 @@ def test_a_folder_appears_whole_or_the_older_one_stays(tmp_path, monkeypatch):
     assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-def one_site_each(inputs, linears, weigh):
-    return {(name,): weigh(name, inputs[name]) for name in linears}
-
-
-def test_shared_sites_give_the_weights_of_one_gram_per_linear(monkeypatch):
-    shared = calibrate(**experiment(), settings=PAPER).model
-    monkeypatch.setattr(observe, "shared_sites", one_site_each)
-    assert difference(shared, calibrate(**experiment(), settings=PAPER).model) < 1e-12
-
-
 @pytest.mark.parametrize("more", [{}, {"residual": 1.0}, {"ridge": "auto"}, {"affine": "joint"}])
 def test_products_with_each_token_in_place_of_the_sums_change_nothing(more, monkeypatch):
     given, results = experiment(), []

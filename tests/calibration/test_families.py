@@ -60,43 +60,6 @@ def test_calibrated_model_equals_the_plain_version_of_its_family(name, monkeypat
     assert difference(calibrate(**given, settings=settings).model, expected) < 1e-9
 
 
-@pytest.fixture
-def t5(monkeypatch):
-    given = experiment(FAMILIES["t5"])
-    without_float32(monkeypatch, given["base"])
-    return given
-
-
-def padded(batch, lengths):
-    """The batch with every tensor filled up on the right."""
-    pad = torch.nn.functional.pad
-    return {
-        k: pad(batch[k], (0, length - batch[k].shape[1]), value=-100 if k == "labels" else 0)
-        for k, length in lengths.items()
-    }
-
-
-def test_two_unpadded_batches_equal_one_padded_batch_of_encoder_and_decoder(t5):
-    lengths, bare, joined = {"input_ids": 7, "attention_mask": 7, "labels": 5}, {}, {}
-    for seed, task in enumerate(t5["experts"]):
-        ids, labels = (tokens(seed + i, 6, 7, 7)[0] for i in (0, 50))
-        halves = (ids[:3, :4], labels[:3, :2].contiguous()), (ids[3:], labels[3:, :5].contiguous())
-        bare[task] = [
-            {"input_ids": i, "attention_mask": torch.ones_like(i), "labels": y} for i, y in halves
-        ]
-        wide = [padded(batch, lengths) for batch in bare[task]]
-        joined[task] = [{k: torch.cat([b[k] for b in wide]) for k in lengths}]
-    first, second = (calibrate(**t5 | {"batches": b}, settings=PAPER) for b in (bare, joined))
-    assert difference(first.model, second.model) < 1e-9
-    for result in (first, second):
-        counts = {block.name: block.tokens for block in result.blocks}
-        assert counts == {
-            f"{name}.{i:02d}": n for name, n in (("encoder", 66), ("decoder", 42)) for i in (0, 1)
-        }
-    for one, other in zip(first.blocks, second.blocks, strict=True):
-        assert one.relative_drift == pytest.approx(other.relative_drift, rel=1e-4)
-
-
 def test_tied_embeddings_stay_merged_and_tied_in_memory_and_in_a_folder(tmp_path):
     given = experiment(FAMILIES["t5"], torch.float32)
     model, merged = calibrate(**given, settings=PAPER).model, given["merged"]

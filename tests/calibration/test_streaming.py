@@ -1,7 +1,5 @@
 """Folders in, a folder out, one block in memory at a time: the numbers of whole models in memory."""
 
-import json
-
 import families
 import pytest
 import tiny
@@ -86,22 +84,6 @@ def test_forms_of_folders_give_the_bits_of_modules_alone_or_mixed_with_them(save
     experts = given["experts"] | {"dtd": folders["experts"]["dtd"]}
     mixed = given | {"base": folders["base"], "experts": experts}
     assert same_bits(calibrate(**mixed, settings=PAPER).model, whole)
-
-
-def test_written_folder_is_the_merged_one_with_other_weights(tmp_path):
-    given = written(tiny.experiment(torch.float32), tmp_path)
-    merged, out = given["merged"], tmp_path / "out"
-    config = json.loads((merged / "config.json").read_text())
-    (merged / "config.json").write_text(json.dumps(config | {"note": "kept"}))
-    (merged / "preprocessor_config.json").write_text("{}")
-    calibrate(**given, settings=PAPER, out=out)
-    names = {path.name for path in merged.iterdir()} | {"README.md", "featcal.json"}
-    assert {path.name for path in out.iterdir()} == names
-    assert (out / "config.json").read_bytes() == (merged / "config.json").read_bytes()
-    before, after = (load_file(folder / "model.safetensors") for folder in (merged, out))
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert before.keys() == after.keys()
-    assert changed and all(name.startswith("encoder.layers.") for name in changed)
 
 
 def test_text_tower_of_a_whole_clip_is_copied(tmp_path):

@@ -6,10 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -20,17 +18,9 @@ from featcal.models.load import load_clip, load_tokenizer, load_vision
 from tests import checkpoints
 
 CLASSES = ("cat", "dog", "ship")
+# nine pictures to calibrate on, six to test on
+PICTURES = {f"train/{name}": 3 for name in CLASSES} | {f"test/{name}": 2 for name in CLASSES}
 WEIGHT = "encoder.layers.0.mlp.fc1.weight"
-
-
-def pictures(folder: Path, seed: int) -> None:
-    """Noise in class folders: nine pictures to calibrate on, six to test on."""
-    draw = np.random.default_rng(seed)
-    for (split, count), name in product((("train", 3), ("test", 2)), CLASSES):
-        (folder / split / name).mkdir(parents=True)
-        for i in range(count):
-            image = Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8))
-            image.save(folder / split / name / f"{i}.png")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +30,7 @@ def ready(tmp_path_factory) -> Path:
     checkpoints.clip_folder(folder / "base")
     for seed, task in enumerate(("mnist", "dtd"), start=1):
         checkpoints.vision_folder(folder / task, seed)
-        pictures(folder / "images" / task, seed)
+        checkpoints.pictures(folder / "images" / task, seed, PICTURES)
     shutil.copytree(folder / "mnist", folder / "merged")
     return folder
 

@@ -173,3 +173,27 @@ def test_quiet_prints_results_and_colours_need_a_terminal(models, capfd):
     printed = capfd.readouterr()
     assert printed.err == "" and "calibrated model: new" in printed.out
     output.show_progress(True)
+
+
+CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated memory 70 GiB is ours."
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA), MemoryError()])
+def test_memory_that_runs_out_is_one_message_and_nothing_half_written(
+    models, capsys, monkeypatch, error
+):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", full)
+    message = refused(CALIBRATE, models, capsys)
+    assert "not enough memory" in message and "--set batch=8" in message
+
+
+def test_another_fault_keeps_its_traceback(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr("featcal.cli.inputs.model_folder", broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        cli.main(["inspect", "anything"])

@@ -5,18 +5,15 @@ import shutil
 from pathlib import Path
 
 import checkpoints
-import language
 import pytest
 import torch
-import transformers as tf
 from test_cli import refused, told
-from test_worked_paths import llamas, merged_as_mergekit_does, pictures, recipe_of_the_page, texts  # noqa: F401
+from test_worked_paths import PICTURES, llamas, merged_as_mergekit_does, recipe_of_the_page  # noqa: F401
 
 import featcal
 from featcal.cli import main as cli
 from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
-from featcal.models.load import save_model
 from featcal.models.stored import skeleton
 
 EXPERTS = {"math": "models/math", "code": "models/code"}
@@ -105,7 +102,7 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     checkpoints.clip_folder(Path("clip"))
     checkpoints.vision_folder(Path("mnist"), 1)
-    pictures(Path("images"), 0)
+    checkpoints.pictures(Path("images"), 0, PICTURES)
     assert cli.main("merge average --base clip --expert mnist=mnist --out merged".split()) == 0
     asked = ["--data", "mnist=images", "--template", "a photo of a {}"]
     for model in ("clip", "merged"):
@@ -132,20 +129,6 @@ def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):
     message = refused(["fix", "merged", *BY_NAME], Path(), capsys)
     assert "at least 12 samples of each" in message
     assert "math has 11" in message and "code has" not in message
-
-
-def test_fix_compares_a_tower_with_experts_that_have_own_heads(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    language.folder(Path("base"), "bert")
-    for labels, task in enumerate(("math", "code"), start=2):
-        torch.manual_seed(labels)
-        config = tf.BertConfig.from_pretrained("base", num_labels=labels)
-        save_model(tf.BertForSequenceClassification(config), task)
-        texts(task)
-    experts = {"math": "math", "code": "code"}
-    merged = featcal.merge("average", "base", experts, out="merged")
-    rows = told(capsys, "fix", str(merged), *BY_NAME)["experts"]
-    assert [row["expert"] for row in rows] == ["code", "math"]
 
 
 def test_a_head_that_no_model_has_is_named(merged, capsys):

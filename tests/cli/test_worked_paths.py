@@ -9,7 +9,6 @@ from pathlib import Path
 import checkpoints
 import datasets
 import language
-import numpy as np
 import peft
 import pytest
 import torch
@@ -29,6 +28,7 @@ from reproduction.prepare import photos
 
 PAGE = (Path(__file__).parents[2] / "book/use.md").read_text("utf-8")
 SAMPLES = 12
+PICTURES = {"train/cat": SAMPLES, "test/cat": 1, "test/dog": 1}
 DATA = "--data math=math.jsonl --data code=code.jsonl"
 
 
@@ -82,16 +82,6 @@ def texts(name: str, pairs: bool = False) -> None:
     rows = [f"{name} {language.WORDS[i % len(language.WORDS)]} {i}" for i in range(SAMPLES)]
     made = [{"input": row, "target": row[-5:]} if pairs else {"text": row} for row in rows]
     language.jsonl(Path(f"{name}.jsonl"), made)
-
-
-def pictures(folder: Path, seed: int) -> None:
-    """Noise in one class folder to calibrate on, and a picture of each class to evaluate on."""
-    draw = np.random.default_rng(seed)
-    for split, name, count in (("train", "cat", SAMPLES), ("test", "cat", 1), ("test", "dog", 1)):
-        (folder / split / name).mkdir(parents=True)
-        for i in range(count):
-            image = Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8))
-            image.save(folder / split / name / f"{i:03d}.png")
 
 
 @pytest.fixture
@@ -190,7 +180,7 @@ def test_vision_experts_of_fusionbench_are_merged_and_evaluated(tmp_path, monkey
     checkpoints.clip_folder(Path("clip"))
     for seed, name in enumerate(("mnist", "dtd"), start=1):
         checkpoints.legacy_folder(Path("models") / name, seed)
-        pictures(Path("images") / name, seed)
+        checkpoints.pictures(Path("images") / name, seed, PICTURES)
     run(section("use-clip"))
     blocks_alone_changed()
     printed = capsys.readouterr().out
@@ -204,7 +194,7 @@ def test_dinov2_is_calibrated_compared_and_scored_by_class_means(tmp_path, monke
     (base / "preprocessor_config.json").write_text(processor)
     for seed, name in enumerate(("flowers", "birds"), start=1):
         fine_tuned(base, Path("models") / name, seed)
-        pictures(Path("images") / name, seed)
+        checkpoints.pictures(Path("images") / name, seed, PICTURES)
         shutil.copytree(Path("images") / name / "test/dog", Path("images") / name / "train/dog")
     run(section("use-dinov2"))
     assert all(name.startswith("encoder.layer.") for name in solved())
@@ -242,13 +232,13 @@ def by_nearest_mean(vision, model, task: str) -> float:
 
 def test_open_clip_is_converted_calibrated_and_converted_back(tmp_path, monkeypatch):
     pytest.importorskip("open_clip")
-    from open_clip_models import folder_of, theirs
+    from test_open_clip import folder_of, theirs
 
     monkeypatch.chdir(tmp_path)
     for seed, name in enumerate(("base", "mnist", "dtd")):
         folder_of(theirs(seed=seed), Path("open_clip") / name)
     for seed, name in enumerate(("mnist", "dtd")):
-        pictures(Path("images") / name, seed)
+        checkpoints.pictures(Path("images") / name, seed, PICTURES)
     run(section("use-open-clip"))
     blocks_alone_changed()
 

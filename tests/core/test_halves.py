@@ -9,12 +9,7 @@ from tiny import seeded
 
 from featcal.core.moments import Moments
 from featcal.core.norm import NormMoments, norm_ridge_by_halves, norm_system, solve_norm
-from featcal.core.ridge import (
-    eliminate_bias,
-    ridge_by_halves,
-    solve_ridge,
-    task_halves,
-)
+from featcal.core.ridge import eliminate_bias, ridge_by_halves, solve_ridge, task_halves
 
 ALPHA = 0.7
 

@@ -4,27 +4,10 @@ import pytest
 import torch
 from tiny import seeded
 
-from featcal.core.moments import Moments, class_token_last, token_weights
+from featcal.core.moments import Moments, token_weights
 from featcal.core.precision import exact_products
 from featcal.core.ridge import RidgeSystem, solve_ridge, task_system
 from featcal.errors import BadSetting
-
-SHAPE = (2, 5)
-
-
-@pytest.mark.parametrize(
-    ("module", "last", "patch"),
-    [
-        *[(n, True, 0.01) for n in ("self_attn.q_proj", "self_attn.out_proj", "mlp.fc2", "norm1")],
-        *[(n, True, 1) for n in ("self_attn.k_proj", "self_attn.v_proj")],
-        ("mlp.fc1", False, 1),
-    ],
-)
-def test_patches_of_clips_last_block_count_a_hundredth_but_for_keys_and_values(module, last, patch):
-    w = class_token_last(module, last, SHAPE)
-    expected = torch.full(SHAPE, patch, dtype=torch.float64)
-    expected[:, 0] = 1
-    assert torch.equal(w, expected)
 
 
 @pytest.mark.parametrize("rule", [lambda name: 1, lambda *_: 1.0, lambda *_: torch.ones(2, 4)])

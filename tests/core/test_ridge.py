@@ -7,11 +7,7 @@ import torch.nn.functional as F
 from tiny import seeded
 
 from featcal.core.moments import Moments, add_gram, mirror
-from featcal.core.ridge import (
-    RidgeSystem,
-    solve_ridge,
-    task_system,
-)
+from featcal.core.ridge import RidgeSystem, solve_ridge, task_system
 from featcal.errors import SingularGram
 
 INPUTS, OUTPUTS, RIDGE, ALPHA = 12, 7, 0.05, 0.3

@@ -9,6 +9,7 @@ import tiny
 import torch
 from safetensors.torch import load_file
 from test_adamerging import head
+from test_merge import folders
 
 from featcal.errors import (
     BadBatches,
@@ -36,12 +37,10 @@ def needed(method, tasks=TASKS, dtype=torch.float32, size=32):
 
 
 @pytest.mark.parametrize("method", method_names())
-def test_folders_are_merged_as_modules_are_in_any_order_and_to_the_same_bytes(method, tmp_path):
-    base = checkpoints.clip_folder(tmp_path / "base")
-    folders = {
-        "mnist": checkpoints.vision_folder(tmp_path / "mnist", 1),
-        "dtd": checkpoints.legacy_folder(tmp_path / "dtd", 2),
-    }
+def test_folders_are_merged_as_modules_are_in_any_order_and_to_the_same_bytes(
+    method, folders, tmp_path
+):
+    base, folders = folders
     modules = {"dtd": checkpoints.vision(2), "mnist": checkpoints.vision(1)}
     lines: list[str] = []
     more = FEW.get(method, {})

@@ -8,6 +8,7 @@ import plain
 import pytest
 import tiny
 import torch
+from test_methods import double
 from torch import nn
 
 from featcal.errors import SingularGram
@@ -123,10 +124,6 @@ def test_lots_norms_weigh_task_vectors_by_squared_features():
     want |= {name: mean.get_parameter(name) for name in averaged}
     for name, tensor in want.items():
         assert torch.allclose(ours.get_parameter(name), tensor, rtol=0, atol=1e-12), name
-
-
-def double(*rows):
-    return torch.tensor(rows, dtype=torch.float64)
 
 
 def test_lot_is_zero_in_directions_without_features_or_below_rtol():

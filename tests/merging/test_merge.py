@@ -1,14 +1,18 @@
-"""Averaging and task arithmetic: by hand, in memory, streamed, and refused."""
+"""Averaging, task arithmetic and TIES: by hand, on flattened vectors, streamed, and refused."""
 
 import weakref
 
 import checkpoints
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from featcal.errors import MissingTensor, TensorsDiffer
+from featcal.merging import tensors
 from featcal.merging.merge import merge
+from featcal.merging.methods.entries import ties_tensor as merged_vector
+from featcal.merging.tensors import kth_smallest
 from featcal.models.checkpoint import LazyCheckpoint
 
 
@@ -66,3 +70,72 @@ def test_counters_are_copied_when_equal_and_refused_when_not(tmp_path):
     checkpoints.with_tensors(folders[2], {"steps": torch.tensor(8)})
     with pytest.raises(TensorsDiffer, match="steps"):
         merge("average", folders[0], [folders[1], folders[2]], out=tmp_path / "other")
+
+
+def vision(seed):
+    return checkpoints.vision(seed).double()
+
+
+def flat(module):
+    return np.concatenate(
+        [t.double().numpy().ravel() for _, t in sorted(module.state_dict().items())]
+    )
+
+
+def by_flattening(base, experts, density, scale, combine):
+    """The same method on whole flat vectors, with a sort for the cut."""
+    start = flat(base)
+    vectors = np.stack([flat(expert) - start for expert in experts])
+    d = vectors.shape[1]
+    for vector in vectors:
+        kept = d - int(d * density)
+        cut = np.sort(np.abs(vector))[kept - 1] if kept else 0.0
+        vector[np.abs(vector) < cut] = 0
+    sign = np.sign(vectors.sum(0))
+    sign[sign == 0] = np.sign(sign.sum())
+    agreeing = vectors * np.where(sign > 0, vectors > 0, vectors < 0)
+    total = agreeing.sum(0)
+    return start + scale * (
+        total / np.maximum((agreeing != 0).sum(0), 1) if combine == "mean" else total
+    )
+
+
+@pytest.mark.parametrize("majority", [1.0, -1.0])
+def test_where_experts_cancel_exactly_the_sign_of_the_majority_decides(majority):
+    experts = [torch.tensor([1.0, 2.0]), torch.tensor([-1.0, 1.0])]
+    merged = merged_vector(experts, [0.0, 0.0], "sum", lambda: majority)
+    assert merged.tolist() == [majority, 3.0]
+
+
+@pytest.mark.parametrize("combine", ["sum", "mean"])
+@pytest.mark.parametrize("density", [0.2, 0.7, 1.0])
+def test_a_model_equals_the_method_on_flattened_vectors(density, combine):
+    base, experts = vision(0), [vision(1), vision(2), vision(3)]
+    merged = merge("ties", base, experts, density=density, scale=0.4, combine=combine)
+    np.testing.assert_allclose(
+        flat(merged), by_flattening(base, experts, density, 0.4, combine), rtol=0, atol=1e-12
+    )
+
+
+def test_the_order_of_the_tasks_and_the_size_of_the_pieces_do_not_matter(monkeypatch):
+    experts = {str(i): checkpoints.vision(i) for i in range(1, 4)}
+    one = merge("ties", checkpoints.vision(), experts).state_dict()
+    monkeypatch.setattr(tensors, "PIECE", 1000)
+    other = merge("ties", checkpoints.vision(), dict(reversed(experts.items()))).state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("values", ["spread", "equal", "tiny", "negative zeros"])
+def test_the_kth_smallest_is_what_sorting_gives(values):
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(3), dtype=torch.float64).abs()
+    x = {
+        "spread": x,
+        "equal": (4 * x).round() / 4,
+        "tiny": x * 1e-310,
+        "negative zeros": torch.where(x > 1.5, x, -0.0),
+    }[values]
+    ranks = (0, 1, 2, 500, 999, 1000)
+    wanted = [(stream, k) for stream in (0, 1) for k in ranks]  # the second stream has 2 x
+    result = kth_smallest(lambda: ((part, 2 * part) for part in x.split(300)), wanted)
+    sorted_ = [0.0, *x.sort().values.tolist()]
+    assert result == [(stream + 1) * sorted_[k] for stream, k in wanted]

@@ -54,12 +54,6 @@ def close(one, other, tolerance=1e-12):
     return one.keys() == other.keys() and all(near(one[n], other[n], tolerance) for n in one)
 
 
-@pytest.mark.parametrize("method", FIELD)  # without DARE, whose draws depend on the task
-def test_which_expert_has_which_name_does_not_matter(method):
-    renamed = dict(zip("bca", experts().values(), strict=True))
-    assert close(state(method), state(method, renamed), 1e-9)
-
-
 @pytest.mark.parametrize("method", [*FIELD, "dare", "dare_ties"])
 def test_experts_that_are_the_base_leave_it_as_it_is(method):
     assert close(state(method, {"a": tiny.clip(), "b": tiny.clip()}), tiny.clip().state_dict())

@@ -4,6 +4,7 @@ import families
 import pytest
 import tiny
 import torch
+from test_methods import matrices
 
 from featcal.errors import Diverged
 from featcal.merging.merge import merge
@@ -14,11 +15,6 @@ from featcal.merging.sources import VOCABULARY, ModuleSource
 from featcal.merging.tensors import linear_groups, matrix_names
 
 
-def matrices(count=3, o=4, d=6, scale=1.0):
-    g = tiny.seeded(7)
-    return [scale * torch.randn(o, d, generator=g, dtype=torch.float64) for _ in range(count)]
-
-
 def by_definition(tau, vectors):
     """Σ ‖(τ − τᵢ) τᵢᵀ‖² / ‖τᵢ‖², one expert at a time."""
     return sum(((tau - v) @ v.T).square().sum() / v.square().sum() for v in vectors)
@@ -26,7 +22,7 @@ def by_definition(tau, vectors):
 
 @pytest.mark.parametrize("d", [6, 40])  # the second has directions that no task vector has
 def test_no_step_from_the_closed_form_lowers_the_loss(d):
-    vectors = matrices(d=d)
+    vectors = matrices(o=4, d=d)
     problem = Interference.of(vectors)
     tau = problem.minimum().requires_grad_()
     loss = by_definition(tau, vectors)
@@ -38,7 +34,7 @@ def test_no_step_from_the_closed_form_lowers_the_loss(d):
 
 
 def test_many_steps_reach_the_closed_form():
-    problem = Interference.of(matrices())
+    problem = Interference.of(matrices(o=4, d=6))
     tau, losses = minimize(problem, 4000, 1e-2, "a matrix")
     assert losses[-1] == pytest.approx(problem.loss(problem.minimum()), abs=1e-9)
     assert torch.allclose(tau, problem.minimum(), rtol=0, atol=1e-4)

@@ -17,14 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from featcal.errors import (
-    BadFile,
-    BadSetting,
-    MissingPath,
-    NotFinite,
-    TruncatedFile,
-    WrongKeys,
-)
+from featcal.errors import BadFile, BadSetting, MissingPath, NotFinite, TruncatedFile, WrongKeys
 from featcal.models.checkpoint import LazyCheckpoint, all_finite
 from featcal.models.load import (
     load_clip,

@@ -154,8 +154,6 @@ def test_written_tensors_are_read_back_by_safetensors_in_any_order_of_writing(tm
 
 
 SAID = "the cat sat far away"
-
-
 EXPERTS = ["--expert", "a=a", "--expert", "b=b"]
 DATA = "--data a=a.jsonl --data b=b.jsonl --samples 9 --set batch=16 --device cpu".split()
 CALIBRATE = ["calibrate", "--base", "base", "--merged", "merged", *EXPERTS, *DATA, "--out", "new"]
@@ -187,6 +185,7 @@ def test_merged_and_calibrated_folders_have_the_tokenizer_of_the_base(tmp_path, 
     for out in ("merged", "new", "of_a_module"):
         assert load_tokenizer(out)(SAID)["input_ids"] == ids
         assert "a card of the base" not in (Path(out) / "README.md").read_text()
+    assert Path("new/config.json").read_bytes() == Path("merged/config.json").read_bytes()
 
 
 PARTS = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_Normalize": "Normalize"}

@@ -59,13 +59,6 @@ def test_a_mismatch_taken_at_the_merged_models_features_is_seen(towers):
     assert float(residual(replace(own, mismatch=wrong)).min()) > 1e-3
 
 
-def test_a_path_average_of_a_quadratic_is_its_jacobian_in_the_middle():
-    start, change, v = (draw(i, 3, 4) for i in range(3))
-    moved = drift.path_average(lambda h: h**2, start, change, torch.stack([change, v]), 1)
-    assert torch.allclose(moved[0], (start + change) ** 2 - start**2)
-    assert torch.allclose(moved[1], 2 * (start + change / 2) * v)
-
-
 def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
     found = Checks()
     check_propagation([towers], (1, 2, 8), found)

@@ -8,6 +8,7 @@ import families
 import tiny
 import torch
 from safetensors.torch import load_file
+from test_methods import COUNT, matrices
 
 from featcal.baselines.adapters import Adapters
 from featcal.baselines.corrections import MeanShift
@@ -126,14 +127,6 @@ def test_the_inferred_task_is_that_of_the_nearest_mean_whatever_the_true_one():
         want.append(row + shifts[task][0])
     for true in shifts:
         assert torch.equal(inferred(adapters, means, true, rows), torch.stack(want))
-
-
-COUNT = 3
-
-
-def matrices(count=COUNT, o=10, d=12):
-    g = tiny.seeded(3)
-    return [torch.randn(o, d, generator=g, dtype=torch.float64) for _ in range(count)]
 
 
 def test_svc_is_algorithm_1_direction_by_direction():

@@ -4,11 +4,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from families import FAMILIES, experiment
 from language import MODELS, begun_tokenizer, tokenizer
 from tiny import make
 
-import featcal
 from featcal.errors import BadData
 from reproduction.language.generation import generate_texts, score_glue, spearman
 
@@ -21,8 +19,6 @@ PROMPTS = [
     "ships sail",
     "x" * 30,
 ]
-STEPS = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-STEPS |= {"return_dict_in_generate": True, "output_logits": True}
 
 
 def prompted(seed=0, kind="t5"):
@@ -56,26 +52,6 @@ def test_an_answer_is_the_most_likely_token_at_every_step(kind):
             if token.item() == texts.eos_token_id:
                 break
     assert said == texts.batch_decode(new[:, first:], skip_special_tokens=True)
-
-
-@pytest.mark.parametrize("name", ["t5", "llama"])
-def test_adapters_change_every_step_of_a_generation_with_its_cache(name):
-    given = experiment(FAMILIES[name])
-    model, batch = given["merged"], FAMILIES[name].batches(5)[0]
-    batch = {k: v[:1, :4] for k, v in batch.items() if k != "labels"}
-    adapters = featcal.surgery(model, given["experts"], given["batches"], rank=4, steps=20, lr=0.01)
-
-    def logits(**options):
-        """Scores of every step over the vocabulary, (steps, V)."""
-        out = model.generate(**batch, **STEPS, **options)
-        return torch.cat(out.logits)
-
-    plain = logits()
-    with adapters.before_head(model, "a"):
-        with_cache, without = logits(), logits(use_cache=False)
-    torch.testing.assert_close(with_cache, without, rtol=0, atol=1e-5)  # norms are float32
-    assert ((with_cache - plain).abs().amax(1) > 1e-3).all()
-    assert torch.equal(logits(), plain)
 
 
 def test_what_the_model_says_while_it_is_changed_is_what_it_scores():

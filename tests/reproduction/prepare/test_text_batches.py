@@ -1,9 +1,10 @@
-"""Texts as calibration batches: padding and batch size change no weight, a reading does."""
+"""Texts as calibration batches: neither padding nor batch size changes a weight; their descriptions."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from families import without_float32
 from language import folder
 from tiny import PAPER, averaged, difference, shifted
@@ -13,7 +14,13 @@ from featcal.data.texts import Sample
 from featcal.models.load import load_model
 from reproduction.experiments import Reading
 from reproduction.prepare import texts as batches_of
-from reproduction.prepare.texts import plan_of_reading, text_batches
+from reproduction.prepare.texts import (
+    TextSource,
+    described_task,
+    plan_of_reading,
+    text_batches,
+    write_text_sources,
+)
 
 WORDS = "a cat/the dog/ships sail far away/on/one more line/red/two more of them/no".split("/")
 ANSWERS = ("yes", "no", "maybe so", "3.5")
@@ -65,10 +72,14 @@ def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(
     together, alone = (read(base, texts, reading, size) for size in (8, 1))
     # one by one nothing is padded
     assert len({batch["input_ids"].shape[1] for batch in alone["a"]}) > 2
-    expected = calibrated(base, together, reading).model
+    expected = calibrated(base, together, reading)
     wider = {task: [padded(batch, 5) for batch in batches] for task, batches in together.items()}
     for other in (alone, wider):
-        assert difference(calibrated(base, other, reading).model, expected) < 1e-9
+        found = calibrated(base, other, reading)
+        assert difference(found.model, expected.model) < 1e-9
+        for one, block in zip(found.blocks, expected.blocks, strict=True):
+            assert one.tokens == block.tokens
+            assert one.relative_drift == pytest.approx(block.relative_drift, rel=1e-4)
 
 
 def test_what_is_read_is_what_counts(tmp_path, texts):
@@ -98,3 +109,29 @@ def test_the_draw_is_of_the_seed_and_takes_what_there_is(tmp_path, texts):
     ]
     assert torch.equal(ids[0], ids[1]) and not torch.equal(ids[0], ids[2])
     assert [len(one) for one in ids] == [4, 4, 4, 8]
+
+
+ROWS = dict(
+    sst2={"sentence": ["fine"], "label": [1], "idx": [0]},
+    math={"prompt": ["1+1="], "completion": ["2\n"]},
+    gsm8k={"prompt": ["one and one?\n"], "target": ["1+1=2"]},
+)
+
+
+def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path):
+    for task, answer in {"sst2": "positive", "math": "2", "gsm8k": "1+1=2"}.items():
+        (tmp_path / task).mkdir()
+        Dataset.from_dict(ROWS[task]).to_parquet(str(tmp_path / task / "test.parquet"))
+        named = {"location": task, "kind": "folder", "paper_name": task, "description": "A task."}
+        source = TextSource(**named, splits={"test": "test"})
+        write_text_sources(tmp_path, {task: source})
+        found = described_task(tmp_path, task, source)
+        assert found["rows"] == {"test": 1} and found["description"] == "A task."
+        assert found["example"]["answer"] == answer and found["example"]["prompt"]
+
+
+def test_of_texts_on_the_hub_nothing_is_fetched(tmp_path):
+    named = {"location": "nyu-mll/glue", "kind": "hub", "paper_name": "CoLA", "config": "cola"}
+    source = TextSource(**named, splits={"train": "train"}, revision="abc")
+    found = described_task(tmp_path, "cola", source)
+    assert "rows" not in found and found["location"] == "nyu-mll/glue"

@@ -7,7 +7,7 @@ import pytest
 from featcal.errors import BadData, BadFile
 from pipeline import ROOT, read_rows
 from reproduction.report.evidence import Evidence
-from reproduction.report.statistics import TRAINED, bits, difference, estimate, lead
+from reproduction.report.statistics import bits, difference, estimate, lead
 from reproduction.results import SCORES, correct_columns, packed, write_scores
 
 
@@ -42,22 +42,6 @@ def test_the_paired_variance_is_that_of_simulated_test_sets():
     assert np.mean(told) == pytest.approx(np.var(differences), rel=0.08)
     own = [estimate(rows(answers)).variance for answers in (left, right)]
     assert np.mean(told) < 0.5 * sum(own), "the models stumble over the same rows"
-
-
-def test_trainings_of_the_experts_add_the_variance_of_the_difference():
-    """The first training's difference is −10 points; of two further ones −16 and −4."""
-    answers = {task: np.arange(100)[None] < 50 for task in "ab"}
-    left, right = rows(answers), rows({task: np.arange(100)[None] < 60 for task in "ab"})
-    once = against(left, right)
-    again = {"1": (50.0, 66.0), "2": (54.0, 58.0)}
-    for training, values in again.items():
-        for own, value in zip((left, right), values, strict=True):
-            own[f"{TRAINED}{training}"] = value
-    found = against(left, right)
-    assert found.value == once.value == -10
-    assert found.variance == pytest.approx(once.variance + 36)
-    right.loc[0, f"{TRAINED}2"] = np.nan  # with one task not run, two trainings are left
-    assert against(left, right).variance == once.variance
 
 
 def test_discordant_rows_alone_count():

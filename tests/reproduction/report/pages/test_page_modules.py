@@ -15,15 +15,7 @@ from featcal.files import write_json
 from featcal.merging.registry import method_named, method_names
 from pipeline import ROOT, read_rows
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.pages import (
-    cost,
-    default,
-    differences,
-    field,
-    gain,
-    real_models,
-    sweeps,
-)
+from reproduction.report.pages import cost, default, differences, field, gain, real_models, sweeps
 from reproduction.report.paper import AVERAGE, errata, packaged, paper_row, paper_table
 from reproduction.report.statistics import bits, lead
 from reproduction.report.tables import average, row_name
