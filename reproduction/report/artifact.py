@@ -35,7 +35,7 @@ def text(suite: str) -> str:
         suite=suite,
         label=packaged("differences.yaml")[suite]["label"],
         tolerance=TOLERANCE,
-        machine=" and ".join(cost.machines(suite)) or "none yet",
+        machine="; ".join(cost.machines(suite)) or "none yet",
         total=minutes(suite, own),
         repro=minutes(suite, REPRO),
         real=minutes(suite, REAL),

@@ -42,7 +42,8 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
         for record in sorted((root / read).glob("**/run.json")):
             run = read_json(record)
             commits.add(str(run.get("commit", ""))[:8] + "+" * bool(run.get("dirty")))
-            machines.add(str(run.get("host", {}).get("cpu", "")))
+            host = run.get("host", {})
+            machines.add(" with ".join(host[part] for part in ("cpu", "gpu") if part in host))
     parts = [f"Results: {', '.join(named)}"]
     several = len(commits) > SHOWN
     shown = sorted(one for one in commits if one.endswith("+") or not several)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers as tf
-from families import text
+from families import FAMILIES, text
 from tiny import PAPER, TEXT, averaged, difference, make, same_bits, shifted
 
 from featcal import calibrate, compare, merge
@@ -82,6 +82,16 @@ def test_merged_classifier_keeps_the_head_of_the_base(given):
     result = calibrate(ours, **given).model
     assert torch.equal(result.classifier.weight, base.classifier.weight)
     assert not same_bits(result, ours)
+
+
+def test_models_of_another_tower_are_refused(given):
+    roberta = make(FAMILIES["roberta"].build, 0, torch.float32)
+    with pytest.raises(FeatCalError):
+        merge("average", given["base"], {"a": roberta})
+    config = tf.BertConfig(**TEXT | {"intermediate_size": 48})
+    narrow = dict.fromkeys("ab", make(lambda: tf.BertModel(config), 0, torch.float32))
+    with pytest.raises(FeatCalError, match="48"):
+        calibrate(given["base"], **given | {"experts": narrow})
 
 
 def test_expert_with_a_larger_vocabulary_is_calibrated(given):

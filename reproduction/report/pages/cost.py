@@ -158,7 +158,8 @@ def quickest(suite: str) -> dict[str, float]:
 def machines(suite: str) -> list[str]:
     """Return every machine that the records name."""
     hosts = [record["host"] for record in _records(suite) if record.get("host")]
-    return sorted({f"{host['cpu']}, {host.get('cores', 1)} cores" for host in hosts})
+    own = (f"{h['cpu']}, {h.get('cores', 1)} cores, {h.get('gpu', 'no GPU')}" for h in hosts)
+    return sorted(set(own))
 
 
 def _records(suite: str) -> list[dict[str, Any]]:
@@ -177,7 +178,7 @@ def by_kind(suite: str) -> PageOutput:
     if rows:
         every = [seconds for own in spent.values() for seconds in own]
         rows.append(("fc-total", ["all", str(len(every)), f"{sum(every) / 60:.0f}"]))
-    caption = f"Time of every kind of stage on {' and '.join(map(escape, machines(suite)))}, no GPU"
+    caption = f"Time of every kind of stage on {'; '.join(map(escape, machines(suite)))}"
     return listed(["What is made", "Stages", "Minutes"], rows, caption, "", "no run records")
 
 
