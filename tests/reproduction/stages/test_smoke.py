@@ -289,10 +289,10 @@ def test_a_study_with_the_numbers_of_the_pipeline_finds_the_scores_of_the_pipeli
     rows = read("scores/clip_b32-8/scores.csv", results.SCORES)
     scores = {tuple(row[c] for c in NAMED): row["value"] for row in rows}
     rows = read("samples/clip_b32-8/samples.csv", results.SAMPLES)
-    assert len(rows) == 3 * (1 + 3 * 2)
+    assert len(rows) == 3 * (1 + 4 * 2)  # FeatCal at two settings
     same = [row for row in rows if row["samples"] in ("0", "16")]
     same = [row for row in same if row["method"] != "prob_surgery"]  # not run after this merger
-    assert len(same) == 3 * 3
+    assert len(same) == 3 * 4
     assert all(scores[tuple(row[c] for c in NAMED)] == row["value"] for row in same)
 
 
@@ -304,8 +304,8 @@ def test_what_was_measured_lies_in_the_run_record_and_an_audit_in_the_csv(read, 
     audited = read("cost/clip_b32-8/cost.csv", results.AUDIT)
     assert values(audited, "method", "step") == set(product(OUTER, ("1", "3")))
     budgets = record("samples/clip_b32-8/run.json")["cost"]
-    assert [(c["method"], c["samples"], c["images"]) for c in budgets[:4]] == [
-        ("featcal", 16, 16), ("featcal", 64, 64), ("surgery", 16, 16), ("surgery", 64, 60),
+    assert [(c["method"], c["samples"], c["images"]) for c in budgets[:6]] == [
+        *2 * [("featcal", 16, 16)], *2 * [("featcal", 64, 64)], ("surgery", 16, 16), ("surgery", 64, 60),
     ]  # fmt: skip
 
 
