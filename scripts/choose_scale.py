@@ -1,10 +1,10 @@
 """The scale of task arithmetic after experts on real images or on instructions, and how well those
-do, on validation rows. Writes choice.json of reproduction/real_images or real_language.
+do, on validation rows. Writes choice.json (choice_14.json) of reproduction/real_images or real_language.
 
 The scale with the best average is taken, before FeatCal or any adapter has run. Needs the prepared
 models: dvc repro pipeline/prepare/dvc.yaml:prepare_role@vit_s-8
 
-  python scripts/choose_scale.py vit_s-8
+  python scripts/choose_scale.py vit_s-8     (or vit_s-14)
   python scripts/choose_scale.py smollm2-chat
 """
 
@@ -25,7 +25,11 @@ from reproduction.prepare.texts import load_texts
 
 SCALES = (0.1, 0.2, 0.3, 0.4, 0.5)
 ROWS = 20  # of each task of instructions
-ROOMS = {"vit_s-8": "real_images", "smollm2-chat": "real_language"}
+CHOICES = {
+    "vit_s-8": "real_images/choice.json",
+    "vit_s-14": "real_images/choice_14.json",
+    "smollm2-chat": "real_language/choice.json",
+}
 
 
 def main(key: str) -> None:
@@ -43,8 +47,8 @@ def main(key: str) -> None:
         rounded = {task: round(score, 2) for task, score in scores.items()}
         rows[name] = {**rounded, "average": round(sum(rounded.values()) / len(rounded), 2)}
     best = max(SCALES, key=lambda scale: rows[f"scale {scale}"]["average"])
-    folder = Path(__file__).parents[1] / "reproduction" / ROOMS[key]
-    write_json(folder / "choice.json", {"validation": rows, "scale": best})
+    path = Path(__file__).parents[1] / "reproduction" / CHOICES[key]
+    write_json(path, {"validation": rows, "scale": best})
 
 
 def on_images(setup: Setup, models: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -1,7 +1,7 @@
 """Draw the rows of reproduction/real_images from larger sets: python scripts/sample_real_images.py FOLDER
 
-FOLDER has one folder per set with train.parquet, test.parquet (columns image and label), labels.json,
-README.md and a licence. Training, validation and stream rows are drawn from train.parquet, scored rows
+FOLDER has one folder per set with train.parquet, test.parquet (columns image and label, the names of
+the labels in the column or in labels.json), README.md and perhaps a licence. Training, validation and stream rows are drawn from train.parquet, scored rows
 from test.parquet, by a seed; pictures are cropped to their middle square and made SIDE pixels wide.
 """
 
@@ -24,7 +24,7 @@ OUT = Path(__file__).parents[1] / "reproduction" / "real_images"
 def main(folder: Path) -> None:
     """Write <set>/<split>.parquet for every set of the folder, with its own README and licence."""
     for source in sorted(path for path in folder.iterdir() if path.is_dir()):
-        names, out = json.loads((source / "labels.json").read_text("utf-8")), OUT / source.name
+        out = OUT / source.name
         out.mkdir(parents=True, exist_ok=True)
         for text in (*source.glob("*.md"), *source.glob("LICENSE*")):
             shutil.copyfile(text, out / text.name)
@@ -32,10 +32,19 @@ def main(folder: Path) -> None:
         for split, count in ROWS.items():
             origin = "test" if split == "test" else "train"
             table = datasets.Dataset.from_parquet(str(source / f"{origin}.parquet"))
+            names = names_of(source, table)
             order = np.random.default_rng([0, crc32(source.name.encode())]).permutation(len(table))
             rows = sorted(order[start[origin] : start[origin] + count].tolist())
             start[origin] += count
             write([table[row] for row in rows], names, out / f"{split}.parquet")
+
+
+def names_of(source: Path, table: datasets.Dataset) -> list[str]:
+    """Return the names of a set's labels."""
+    known = table.features["label"]
+    if isinstance(known, datasets.ClassLabel):
+        return list(known.names)
+    return json.loads((source / "labels.json").read_text("utf-8"))
 
 
 def write(rows: list[dict], names: list[str], path: Path) -> None:

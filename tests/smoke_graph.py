@@ -65,7 +65,7 @@ STUDIED: dict[str, dict] = {
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "default": {
         "mergers": {"average": {}}, "draws": [[16, 42], [8, 42]], "batch": 8, "rank": [2], "hidden": [4],
-        "steps": [2, 3], "searched": ["average"], "trials": 2,
+        "steps": [2, 3],
     },
     "field": {
         "samples": 16, "batch": 8, "rows": 24, "mergers": {"iso_c": {"scale": [0.5, 1.0]}, "fisher": {}},

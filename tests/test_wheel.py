@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-NOT_NEEDED = ("dvc", "papermill", "matplotlib", "scipy", "sklearn", "optuna", "reproduction")
+NOT_NEEDED = ("dvc", "papermill", "matplotlib", "scipy", "sklearn", "reproduction")
 CALIBRATES = f"""
 import logging, os, signal, sys, warnings
 from importlib.util import find_spec

@@ -39,7 +39,7 @@ SETTING_LABELS = {"paper": "printed settings", "suite": "tuned on validation row
 SHORT = {"paper": "printed", "suite": "tuned", "": ""}
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # what an adapter's size is called
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
-LARGER = ("14", "20")  # pools that synthetic models run at the tuned settings only
+LARGER = ("14", "20")  # pools shown task by task at the printed settings alone; Table 2 has both
 
 Key = tuple[str, str, str]  # upstream, method, setting
 
@@ -75,11 +75,9 @@ def settings_shown(suite: str) -> tuple[str, ...]:
 
 
 def settings_of(ours: Evidence) -> tuple[str, ...]:
-    """Return the settings that were run for a role and pool, the printed ones first."""
-    if ours.role in (paper.VISION, paper.LANGUAGE[0]):  # nothing was tuned for these
-        return ("paper",)
-    tuned = ours.pool in LARGER and ours.role != paper.REAL
-    return settings_shown(ours.suite)[-1:] if tuned else settings_shown(ours.suite)
+    """Return the settings that a page shows of a role and pool, the printed ones first."""
+    untuned = ours.role in (paper.VISION, paper.LANGUAGE[0])
+    return ("paper",) if untuned or ours.pool in LARGER else settings_shown(ours.suite)
 
 
 def row_name(upstream: str, method: str) -> str:

@@ -8,9 +8,7 @@ task without labels, these are scored on the same test samples:
   highest test average after this merger with this n, which favours it;
 - adapters, in more trials of size, rate and steps than auto has candidates. The trial, or no
   adapter, of least KL through the tasks' heads on the samples that auto holds out is trained again
-  on the samples of auto's last calibration;
-- after one merger and with the first n, the search for λ, ρ and α that auto replaced (field/tune.py),
-  on the same three parts of the samples.
+  on the samples of auto's last calibration.
 
 Nothing else is chosen by test samples or labels. Draws are run in their order, all mergers with one
 before the next; every finished draw is reported.
@@ -32,7 +30,7 @@ from featcal.merging.registry import method_named, settings_of
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
-from reproduction.engine.score import for_all_tasks, scored
+from reproduction.engine.score import divergence, for_all_tasks, scored
 from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 BEST = Calibration(
     ridge=1e-4, anchor_blend=1.0, interpolation=1.0, residual=1.0, order="sites", affine="joint"
 )
-MERGED, AUTO, SEARCH, NO_ADAPTER = "merged", "auto", "search", "none"
+MERGED, AUTO, NO_ADAPTER = "merged", "auto", "none"
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # by adapter, the name of its size
 
 
@@ -58,8 +56,6 @@ class DefaultStudy(Study):
     draws:    number of samples and seed, in the order in which they are run.
     scored:   test samples of each task. Default: all. Language models take all tests.
     rank, hidden, lr, steps: every combination is a trial of an adapter.
-    searched: mergers after which the search runs, with the first number of samples.
-    trials:   of the search.
     """
 
     section = "default"
@@ -74,8 +70,6 @@ class DefaultStudy(Study):
     hidden: Each[PositiveInt]
     lr: Each[PositiveFloat]
     steps: Each[PositiveInt]
-    searched: tuple[str, ...] = ()
-    trials: PositiveInt = 8
     scored: PositiveInt | None = None
     reading: Reading | None = None
 
@@ -84,9 +78,6 @@ class DefaultStudy(Study):
             settings_of(method, options, f"default.mergers.{method}")
             expected = "must be a merger that looks at no data"
             require(not method_named(method).needs, "default.mergers", method, expected)
-        for method in self.searched:
-            expected = f"must be one of {', '.join(self.mergers)}"
-            require(method in self.mergers, "default.searched", method, expected)
 
     @property
     def fixed(self) -> dict[str, Calibration]:
@@ -181,8 +172,6 @@ class Case:
         """Return KL(expert ‖ adapted) on held-out samples, the mean over tasks and samples."""
         import torch
 
-        from reproduction.field.tune import divergence
-
         total = 0.0
         for task, pair in self.pairs.items():
             own = pair.of(self.last_and_held_out(task)[1].nonzero()[:, 0])
@@ -193,35 +182,6 @@ class Case:
             samples = [sample.mean() for sample in kl.split(own.sizes.tolist()) if len(sample)]
             total += float(torch.stack(samples).mean())
         return total / len(self.pairs)
-
-    def searched(self) -> tuple[Any, dict[str, float]]:
-        """Return the model of the search's best trial, calibrated anew, and all divergences."""
-        from featcal.calibration.choose import Part
-        from reproduction.field.tune import distance, path_gains, proposal, ridge_of
-
-        start, paper = process_time(), self.study.paper
-        held_out, kept, last = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-        for task, own in self.batches.items():
-            mask, unseen = self.last_and_held_out(task)
-            kept[task], last[task] = list(Part(own, ~unseen)), Part(own, mask)
-            held_out[task] = list(Part(own, unseen))
-        given = (self.merged, self.base, self.experts, kept, held_out, paper)
-        plan, device = plan_of(self.setup, self.study.reading), self.setup.context.device
-        path = ridge_of(path_gains(*given, plan=plan, device=device))
-        trials, divergence, settings = list[Any](), dict[str, float](), dict[str, Any]()
-        projection = self.setup.projection()
-        for number in range(self.study.trials):
-            s = proposal(self.seed, number, paper, path, trials)
-            model = self.calibrated("trials", s, kept).model
-            far = distance(model, self.experts, held_out, projection, self.heads)
-            trials.append((s, far))
-            name = f"λ {s.ridge:g}, ρ {s.anchor_blend:g}, α {s.interpolation:g}"
-            divergence[name], settings[name] = far, s
-        best = settings[min(divergence, key=divergence.__getitem__)]
-        model = self.calibrated("trials", best, last).model
-        self.seconds[SEARCH] = process_time() - start
-        del self.seconds["trials"]
-        return model, divergence
 
 
 def run(setup: Setup, study: DefaultStudy, merger: str, n: int, seed: int, file: Path) -> None:
@@ -252,8 +212,6 @@ def results_of(case: Case, merger: str, n: int) -> dict[str, Any]:
     models[AUTO], chosen[AUTO] = result.model, result.choice.chosen
     own = result.choice.divergence
     candidates[AUTO] = {name: sum(far.values()) / len(far) for name, far in own.items()}
-    if merger in study.searched and n == study.draws[0][0]:
-        models[SEARCH], candidates[SEARCH] = case.searched()
     adapted = {}
     for method in SIZES:
         adapted[method], candidates[method] = case.tuned(method)

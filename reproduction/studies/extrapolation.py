@@ -24,7 +24,7 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.make import make
 from reproduction.engine.samples import Selection, load_split, streams
-from reproduction.engine.score import evaluate_model
+from reproduction.engine.score import divergence, evaluate_model
 from reproduction.engine.spec import ModelSpec, featcal_at
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.experiments import Each, Study
@@ -154,7 +154,6 @@ def best_of(models: Sequence[ModelSpec]) -> list[ModelSpec]:
 def mean_divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> float:
     """Return the mean over tasks of KL(expert's answers ‖ model's) on held-out samples."""
     from featcal.data.batches import draw_indices
-    from reproduction.field.tune import divergence
     from reproduction.stages.measure import projected
 
     projection, ours, total = setup.projection(), setup.load(model.folder), 0.0

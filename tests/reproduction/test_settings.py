@@ -90,7 +90,6 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     (f"{CHOICES}/vary", {"modules": {"none": []}}, "at least 1 item"),
     (f"{DEFAULT}/mergers", {"regmean": {}}, "must be a merger that looks at no data"),
     (f"{DEFAULT}/mergers", {"average": {"scale": 1.0}}, "default.mergers.average"),
-    (f"{DEFAULT}/searched", ["ties"], "must be one of average"),
     (f"{DEFAULT}/draws", [[32, 42], [32, 42]], "default.clip_b32-8.smoke.draws"),
 ]  # fmt: skip
 IN_SUITE: list[tuple[str, Any, str]] = [

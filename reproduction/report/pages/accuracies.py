@@ -16,6 +16,7 @@ from reproduction.report.paper import (
     PRINTED,
     REAL,
     TASKS,
+    VISION,
     corrected_table,
     model_name,
     model_title,
@@ -108,9 +109,10 @@ def columns_of(suite: str, role: str) -> dict[str, Evidence]:
 def extended_answer(suite: str) -> PageOutput:
     """Return FeatCal minus the better adapter for every column of Table 2, printed and measured."""
     rows, columns = [], columns_of(suite, IMAGES)
-    texts = {name: Evidence(suite, REAL, EXTENDED[name][1]) for name in columns if "B/32" in name}
     places = {"synthetic models" if suite == "mini" else "here": columns}
-    places[model_name(REAL, suite)] = texts
+    for role in (REAL, VISION):
+        own = {name: pool for name, (_, pool) in EXTENDED.items() if "B/32" in name}
+        places[model_name(role, suite)] = {n: Evidence(suite, role, p) for n, p in own.items()}
     for upstream in EXTENDED_MERGERS:
         printed = [paper_row("table02", upstream, m) for m in ("featcal", *tables.ADAPTERS)]
         featcal, *adapters = printed
@@ -119,6 +121,8 @@ def extended_answer(suite: str) -> PageOutput:
         first = [f"{name} <small>the paper</small>", *(f"{gain:+.1f}" for gain in best)]
         rows.append(("fc-merger", first))
         for (words, own), setting in product(places.items(), tables.settings_shown(suite)):
+            if words == model_name(VISION, suite) and setting != "paper":  # nothing was tuned
+                continue
             found = {c: tables.gains(one, upstream, setting)[1] for c, one in own.items()}
             label = f"{name} <small>{words}, {tables.SHORT[setting]}</small>"
             rows.append(("fc-calibrated", [label, *(found.get(c, "–") for c in columns)]))

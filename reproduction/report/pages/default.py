@@ -1,4 +1,4 @@
-"""Build the page on the library's default: against fixed settings, adapters and the earlier search.
+"""Build the page on the library's default: against fixed settings and adapters.
 
 The best fixed setting of a merger and number of samples is the one with the highest test average
 there, which favours it.
@@ -33,7 +33,7 @@ CLOSE = 0.5  # points that the default may be below the best fixed setting
 MISSING = "no scores of the default"
 # rows of ideas that the library no longer has, and of the settings that each was added to
 DROPPED = Path(__file__).parents[1] / "dropped.csv"
-IDEAS = ("held-out α", "no harm", "two sweeps", "attention", "Ledoit–Wolf λ")
+IDEAS = ("held-out α", "no harm", "two sweeps", "attention", "Ledoit–Wolf λ", "earlier search")
 
 
 @dataclass(frozen=True)
@@ -193,29 +193,19 @@ def seconds(ours: Evidence, samples: int | None = None) -> pd.Series:
 
 
 def costs(suite: str) -> PageOutput:
-    """Compare the default with the earlier search, and list seconds of every way to calibrate."""
+    """List the seconds of every way to calibrate."""
     rows = []
     for source in SOURCES:
         ours = Evidence(suite, *source)
-        scores = ours.table("default")
-        for n in dict.fromkeys(scores["samples"]):
+        for n in dict.fromkeys(ours.table("default")["samples"]):
             spent = seconds(ours, n)
             spent["adapters"] = spent.get("surgery", math.nan) + spent.get("prob_surgery", 0.0)
-            merger = next(iter(select(scores, {"setting": "search", "samples": n})["upstream"]), "")
-            place = Place(ours, merger, int(n))
-            found = place.score("featcal", "search")
-            cells = [str(n), estimated(place.auto) if found else "–", estimated(found)]
-            took = [spent.get(name, math.nan) for name in ("paper", "auto", "search", "adapters")]
-            cells.append(change(place.auto, found))
-            cells += ("–" if math.isnan(one) else f"{one:.0f}" for one in took)
-            rows.append([SHORT[source[0]], *cells])
-    head = ["Model", "Samples per task", "Default", "Earlier search", "Default − search"]
-    head += ["Seconds: printed", "Seconds: default", "Seconds: search", "Seconds: both adapters"]
-    caption = (
-        "Average score (%) after task arithmetic, where the search was run. Seconds of one core,"
-        " mean over mergers and draws, adapters with all trials; –: not measured."
-    )
-    return listed(head, rows, caption, "fc-long", MISSING)
+            took = [spent.get(name, math.nan) for name in ("paper", "auto", "adapters")]
+            cells = ("–" if math.isnan(one) else f"{one:.0f}" for one in took)
+            rows.append([SHORT[source[0]], str(n), *cells])
+    head = ["Model", "Samples per task", "Printed settings", "Default", "Both adapters"]
+    caption = "Seconds of one core, mean over mergers and draws, adapters with all trials; –: not measured"
+    return listed(head, rows, caption, missing=MISSING)
 
 
 def dropped() -> PageOutput:

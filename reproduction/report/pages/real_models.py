@@ -133,8 +133,8 @@ def _by_expert_seed(ours: Evidence, key: Key) -> dict[str, float]:
 
 def sets(suite: str) -> PageOutput:
     """List the sets: what one sees, classes, licence and source, and what base and expert score."""
-    tables = [Evidence(suite, REAL, pool).table("scores") for pool in ("8", "14", "20")]
-    tables.append(Evidence(suite, VISION, "8").table("scores"))
+    places = [*product((REAL,), ("8", "14", "20")), *product((VISION,), ("8", "14"))]
+    tables = [Evidence(suite, *place).table("scores") for place in places]
     rows = []
     for task, facts in (texts() | photos()).items():
         scores = next((one for one in tables if task in set(one["task"])), tables[0])

@@ -103,7 +103,7 @@ def test_the_default_is_compared_with_the_best_fixed_setting_and_the_better_adap
     assert one.fixed[0] == "tuned settings" and one.adapter[0] == "Surgery"
     assert line(default.expected("mini"), "CLIP")[1:] == ["2", "1", "1", "1", "1"]
     assert "image/svg+xml" in default.chosen("mini").bundle
-    assert line(default.costs("mini"), "CLIP")[2:9] == ["–", "–", "–", "2", "6", "–", "7"]
+    assert line(default.costs("mini"), "CLIP")[2:] == ["2", "6", "7"]
 
 
 # cost
