@@ -23,6 +23,7 @@ SECOND_MERGERS = ("average", "task_arithmetic", "wudi_closed_form")  # of the se
 SECOND_METHODS = {"base", "expert", "merged", *CALIBRATED}
 # settings of the real language model, by the Llama for which the paper prints them
 LLAMAS = {"llama_3b": "paper", "llama_8b": "paper_8b"}
+NO_POOL = (paper.VISION, "20")  # 14 sets of real images have a clear licence
 OTHER = "other_task"  # each other task's right side, against the left side's task
 UNITS = {  # by `each`
     "task": "tasks", OTHER: "other tasks", "samples": "numbers of samples",
@@ -117,12 +118,16 @@ class Claim:
     def on(self, real: str) -> "Claim | None":
         """Return the claim about a real model in the smaller image model's role; None if it cannot be."""
         lists = dict(self.over)
-        roles = {side.get("role", self.role) for side in self.sides}
+        places = [(o.get("role", self.role), str(o.get("pool", self.pool))) for o in self.sides]
         if "place" in lists:
-            roles = {paper.IMAGES} & {role for role, _ in lists["place"]}
-            lists["place"] = [[real, pool] for role, pool in lists["place"] if role == paper.IMAGES]
+            places = [(role, str(pool)) for role, pool in lists["place"] if role == paper.IMAGES]
+            places = [place for place in places if (real, place[1]) != NO_POOL]
+            lists["place"] = [[real, pool] for _, pool in places]
         damage = {side.get("corruption", "clean") for side in (self.where, *self.sides)}
-        if roles != {paper.IMAGES} or (damage != {"clean"} and real == paper.REAL):
+        roles, own = {role for role, _ in places}, {(real, pool) for _, pool in places}
+        if roles != {paper.IMAGES} or NO_POOL in own:
+            return None
+        if damage != {"clean"} and real == paper.REAL:
             return None
         sides = {"left": self.left, "right": self.right, "than": self.than}
         for name, side in sides.items():

@@ -34,7 +34,11 @@ class Known:
 
 
 METHODS = {name: Known(**facts) for name, facts in packaged("field.yaml")["methods"].items()}
-ROLES = {"minilm": "real texts, MiniLM", "clip_b32": "synthetic images"}
+ROLES = {
+    "vit_s": "real images, ViT-S/14",
+    "minilm": "real texts, MiniLM",
+    "clip_b32": "synthetic images",
+}
 COLOURS = {NOTHING: "#0072B2", TRAIN: "#D55E00", UNLABELLED: "#009E73"}  # Okabe and Ito
 MARKERS = {NOTHING: "o", TRAIN: "s", UNLABELLED: "D"}
 
@@ -78,7 +82,7 @@ def summary(suite: str) -> PageOutput:
             cells.append(estimated(highest(after for after, _ in known)))
             rows.append([f"{METHODS[way].name}<small>{name}</small>", *cells])
     head = ["After a merger", "Raises", "Lowers", "Change (points)", "Best with it (%)"]
-    caption = "Effect on the mergers of the tables below; 8 tasks"
+    caption = "Effect on mergers of 8 tasks"
     return listed(head, rows, caption, "fc-words", "no study of the field")
 
 

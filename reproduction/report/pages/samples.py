@@ -28,12 +28,12 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
     rows = []
     for ours in experiments:
         merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
-        adapters, calibrated = _order(ours)[:2], _order(ours)[2:]
+        surgery, prob_surgery, *calibrated = _order(ours)
         for method, setting in calibrated:
             budgets = _rows(ours, method, setting)["samples"]
             few, many = budgets.min(), budgets.max()
             ends = {n: _at(ours, method, setting, n) for n in (few, many)}
-            best = {n: highest(_at(ours, *one, n) for one in adapters) for n in ends}
+            best = {n: highest(_at(ours, *one, n) for one in (surgery, prob_surgery)) for n in ends}
             cells = [margin(ends[few], merged), margin(ends[many], ends[few])]
             cells += [margin(one, best[n]) for n, one in ends.items()]
             at = f"<small>{few} and {many} per task, {tables.SHORT[setting]}</small>"

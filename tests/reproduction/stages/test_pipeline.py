@@ -96,7 +96,8 @@ def merging_stage(run: Any) -> str:
     """Return the stage that merges: one per merger of 8 image tasks, else one per role and pool."""
     if run.pool == HEADLINE_POOL and run.role.startswith("clip"):
         return f"merge@{run.merged}"
-    return f"{'merge_pool' if run.pool in (14, 20) else 'merge_role'}@{run.key}"
+    several = run.pool in (14, 20) and run.role != "vit_s"
+    return f"{'merge_pool' if several else 'merge_role'}@{run.key}"
 
 
 @pytest.mark.parametrize("section", MODELS)
@@ -125,10 +126,10 @@ def test_every_study_is_gathered():
 
 def test_a_larger_pool_is_merged_from_every_folder_with_its_experts():
     pools = load_suite(ROOT, "mini").pools
-    for role, size in load_experiments(ROOT / "params.yaml").prepared:
-        if size in (14, 20):
-            needed = {f"outputs/mini/prepared/{role}-{n}" for n in pools if n <= size}
-            assert needed <= resolved().nodes[f"merge_pool@{role}-{size}"]["deps"]
+    for run in load_experiments(ROOT / "params.yaml").merge.values():
+        if run.pool in (14, 20):
+            needed = {f"outputs/mini/prepared/{run.role}-{n}" for n in pools if n <= run.pool}
+            assert needed <= resolved().nodes[merging_stage(run)]["deps"]
 
 
 def test_every_page_shows_files_that_the_pipeline_writes():
