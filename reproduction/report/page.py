@@ -82,16 +82,6 @@ def tally(found: Verdicts) -> PageOutput:
     return listed(head, rows, f"Verdicts counted. {BOTH}.", "fc-words")
 
 
-def agreement(found: Verdicts) -> PageOutput:
-    """Count the claims that MiniLM and the suite's own models decide alike, and differently."""
-    own = [words[0] for one, words in found.items() if one.key in ("real_encoder", one.suite)]
-    pairs = zip(*own[:2], strict=True)
-    words = Counter((real.word, other.word) for real, other in pairs if real and other)
-    rows = [[f"MiniLM: {one}", *(str(words[one, other]) for other in DECIDED)] for one in DECIDED]
-    head = ["Claims decided by both", *(f"synthetic: {word}" for word in DECIDED)]
-    return listed(head, rows, "Verdicts on the same claims by both sources")
-
-
 def _both(cells: list[str]) -> str:
     """Return what is shown at the printed settings, and small what differs at the tuned ones."""
     tuned = [f"<small>tuned: {cell}</small>" for cell in cells[1:] if cell != cells[0]]

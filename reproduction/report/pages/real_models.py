@@ -140,9 +140,8 @@ def sets(suite: str) -> PageOutput:
         scores = next((one for one in tables if task in set(one["task"])), tables[0])
         own = [estimate(select(scores, {"task": task, "method": m})) for m in ("base", "expert")]
         name = f"{escape(facts['name'])}<small>{escape(facts['says'])}</small>"
-        source = f"{escape(facts['licence'])}<small>{escape(facts['source'])}</small>"
-        rows.append([name, str(facts["classes"]), *map(estimated, own), source])
-    head = ["Set", "Classes", "Base (%)", "Expert (%)", "Licence and source"]
+        rows.append([name, str(facts["classes"]), *map(estimated, own), escape(facts["licence"])])
+    head = ["Set", "Classes", "Base (%)", "Expert (%)", "Licence"]
     caption = "The text sets, MiniLM on their test texts, and the image sets, ViT-S/14"
     return listed(head, rows, caption, "fc-words")
 
