@@ -16,7 +16,6 @@ from reproduction.report.paper import (
     PRINTED,
     TEXT_PRINTED,
     TEXT_TASKS,
-    VISION,
 )
 from reproduction.report.statistics import Estimate
 from reproduction.report.tables import METHODS, accuracy_rows, by_task, paper_recovered, paper_rows
@@ -63,8 +62,7 @@ def test_every_cell_is_the_mean_of_its_rows_in_the_csv(name):
         if not row.cells or (method == "expert" and pool == "mergebench"):
             continue
         own = scores[(scores["method"] == method) & (scores["upstream"] == row.upstream)]
-        alone = "suite" if role != VISION else "paper"
-        chosen = {"printed": "paper", "tuned": "suite", "": alone}[setting]
+        chosen = {"printed": "paper", "tuned": "suite", "": "paper"}[setting]
         own = own[own["setting"] == (chosen if method in METHODS else "")]
         for task, values in own.groupby("task")["value"]:
             assert row.cells[task].value == pytest.approx(values.mean())
