@@ -137,7 +137,7 @@ def trained(suite: str) -> PageOutput:
         known = averages(ours)
         for merger in mergers(known):
             first = f"{escape(METHODS[merger].name)}<small>{name}</small>"
-            ways = ("merged", *BEHIND, *INFERRED, *TRAINED)
+            ways = ("merged", "featcal", *INFERRED, *TRAINED)
             found = {way: one for way in ways if (one := known.get((merger, way)))}
             for way, one in found.items() if found.keys() & set(TRAINED) else ():
                 steps, spent = _training(study, way), seconds(ours, merger, way)
