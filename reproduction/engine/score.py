@@ -223,20 +223,6 @@ def run(key: str) -> None:
         write_json(out / "settings.json", settings)
 
 
-def divergence(ours: Any, theirs: Any, head: Any, models: Sequence[Any] = ()) -> Any:
-    """Return KL(expert ‖ model) of rows of features, (n,), by unit class vectors times the logit
-    scale (K, p), or by the models' own language heads.
-    """
-    from featcal.calibration.choose import Scores, kl_and_top1
-    from featcal.core.precision import wide
-    from featcal.models.batch import output_embeddings, unit_length
-
-    if head is None:
-        return kl_and_top1(*map(Scores, (ours, theirs), map(output_embeddings, models)))[0]
-    scores = (Scores(unit_length(wide(rows)) @ head.to(rows.device).T) for rows in (ours, theirs))
-    return kl_and_top1(*scores)[0]
-
-
 def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any]]:
     """Yield the loss averaged over consecutive steps; adapters' is the mean over tasks."""
     for model in models:

@@ -30,7 +30,7 @@ from featcal.merging.registry import method_named, settings_of
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
-from reproduction.engine.score import divergence, for_all_tasks, scored
+from reproduction.engine.score import for_all_tasks, scored
 from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
@@ -182,6 +182,20 @@ class Case:
             samples = [sample.mean() for sample in kl.split(own.sizes.tolist()) if len(sample)]
             total += float(torch.stack(samples).mean())
         return total / len(self.pairs)
+
+
+def divergence(ours: Any, theirs: Any, head: Any, models: Sequence[Any] = ()) -> Any:
+    """Return KL(expert ‖ model) of rows of features, (n,), by unit class vectors times the logit
+    scale (K, p), or by the models' own language heads.
+    """
+    from featcal.calibration.choose import Scores, kl_and_top1
+    from featcal.core.precision import wide
+    from featcal.models.batch import output_embeddings, unit_length
+
+    if head is None:
+        return kl_and_top1(*map(Scores, (ours, theirs), map(output_embeddings, models)))[0]
+    scores = (Scores(unit_length(wide(rows)) @ head.to(rows.device).T) for rows in (ours, theirs))
+    return kl_and_top1(*scores)[0]
 
 
 def run(setup: Setup, study: DefaultStudy, merger: str, n: int, seed: int, file: Path) -> None:

@@ -24,11 +24,12 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.make import make
 from reproduction.engine.samples import Selection, load_split, streams
-from reproduction.engine.score import divergence, evaluate_model
+from reproduction.engine.score import evaluate_model
 from reproduction.engine.spec import ModelSpec, featcal_at
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
+from reproduction.studies.default import divergence
 
 if TYPE_CHECKING:
     from featcal.calibration.block import Student
