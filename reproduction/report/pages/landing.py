@@ -102,14 +102,15 @@ class ModelEvidence:
             yield self.score(merger, "featcal", setting), theirs
 
     def few(self, setting: str) -> Iterator[EstimatePair]:
-        """Pair FeatCal with each adapter from few samples; one model of an encoder has the study."""
+        """Pair FeatCal with each adapter from few samples, after all mergers that the study has."""
         study, own = ("default", "") if setting == DEFAULT else ("samples", setting)
-        wanted = {"upstream": "task_arithmetic", "samples": FEW}
-        rows = select(self.evidence.table(study), wanted)
-        ours = estimate(select(rows, {"method": "featcal", "setting": setting}))
-        for adapter in ADAPTERS if self.file == "scores" else ():
+        few = select(self.evidence.table(study), {"samples": FEW})
+        mergers = dict.fromkeys(few["upstream"]) if self.file == "scores" else ()
+        for merger, adapter in product(mergers, ADAPTERS):
+            rows = select(few, {"upstream": merger})
             theirs = estimate(select(rows, {"method": adapter, "setting": own}))
-            yield ours, theirs or estimate(select(rows, {"method": adapter, "setting": "suite"}))
+            theirs = theirs or estimate(select(rows, {"method": adapter, "setting": "suite"}))
+            yield estimate(select(rows, {"method": "featcal", "setting": setting})), theirs
 
     def times(self, procedure: str, setting: str) -> Iterator[EstimatePair]:
         """Pair the seconds of each adapter with FeatCal's; of the default, with all trials of both."""
