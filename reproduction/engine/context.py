@@ -251,20 +251,27 @@ def load_setup(key: str) -> Setup:
 def _with_tasks(
     experiments: Experiments, suite: Suite, tasks: Collection[str]
 ) -> tuple[Experiments, Suite]:
-    """Remove all other tasks from pools that have some of `tasks`. Raises: UnknownKey."""
+    """Remove all other tasks from pools that have some of `tasks`. Raises: UnknownKey.
+
+    Of nested pools a larger one keeps what a smaller one without any of `tasks` holds.
+    """
     pools = [suite.pools_of(role) for role in suite.every_role]
     known = {task for own in pools for names in own.values() for task in names}
     for task in tasks:
         require_known("tasks", task, known)
 
-    def left(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(task for task in names if task in tasks) or names
+    def left(pools: Mapping[T, tuple[str, ...]]) -> dict[T, tuple[str, ...]]:
+        kept, found = {*tasks}, {}
+        for pool, names in pools.items():
+            kept |= set() if set(tasks) & set(names) else set(names)
+            found[pool] = tuple(task for task in names if task in kept)
+        return found
 
-    changes: dict[str, Any] = {"chat": suite.chat.but(tasks=left(suite.chat.tasks))}
+    changes: dict[str, Any] = {"chat": suite.chat.but(tasks=left({"": suite.chat.tasks})[""])}
     for name in ("sentences", "photos", "language"):
         group = getattr(suite, name)
-        changes[name] = group.but(pools={pool: left(own) for pool, own in group.pools.items()})
-    images = {pool: left(own) for pool, own in suite.pools.items()}
+        changes[name] = group.but(pools=left(group.pools))
+    images = left(suite.pools)
     steps = {t: n for t, n in suite.expert_steps.items() if t in max(images.values(), key=len)}
     suite = suite.but(pools=images, expert_steps=steps, **changes)
     measure = dict(experiments.measure)

@@ -119,13 +119,14 @@ def test_what_an_adapter_saw_of_the_test_images_is_its_draw(graph, read):
 
 def test_a_larger_pool_scores_every_merger_and_each_with_what_calibrates_it(read, record):
     rows = read("scores/clip_b32-14/scores.csv", results.SCORES)
-    made = {("merged", ""), ("featcal", "suite"), *product(ADAPTERS, ("suite", "suite_train"))}
+    made = {("merged", ""), *product(ADAPTERS, ("suite", "suite_train"))}
+    made |= set(product(("featcal", *OUTER), ("suite", "paper")))
     mergers = smoke_params()["merge"]["clip_b32-14"]
     expected = {("", "base", ""), ("", "expert", "")} | {(m, *k) for m in mergers for k in made}
     tasks = (*TASKS, "eurosat")
     assert keys(rows, "upstream", "method", "setting", "task") == crossed(expected, tasks)
     told = record("scores/clip_b32-14/run.json")
-    assert len(told["cost"]) == len(mergers)
+    assert len(told["cost"]) == 2 * len(mergers)
     assert {"merge@clip_b32-14", "adapt@clip_b32-14"} <= set(told["seconds"])
     for key in ("clip_b32-20", "clip_l14-14"):  # the suite has no such pool, no such role
         assert read(f"scores/{key}/scores.csv", results.SCORES) == []
