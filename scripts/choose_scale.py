@@ -1,5 +1,6 @@
 """The scale of task arithmetic after experts on real images or on instructions, and how well those
-do, on validation rows. Writes choice.json (choice_14.json) of reproduction/real_images or real_language.
+do, on validation rows. Writes choice.json or choice_14.json of reproduction/real_images, or
+choice.json of reproduction/real_language.
 
 The scale with the best average is taken, before FeatCal or any adapter has run. Needs the prepared
 models: dvc repro pipeline/prepare/dvc.yaml:prepare_role@vit_s-8

@@ -1,8 +1,9 @@
 """Draw the rows of reproduction/real_images from larger sets: python scripts/sample_real_images.py FOLDER
 
 FOLDER has one folder per set with train.parquet, test.parquet (columns image and label, the names of
-the labels in the column or in labels.json), README.md and perhaps a licence. Training, validation and stream rows are drawn from train.parquet, scored rows
-from test.parquet, by a seed; pictures are cropped to their middle square and made SIDE pixels wide.
+the labels in the column or in labels.json), README.md and perhaps a licence. Training, validation and
+stream rows are drawn from train.parquet, scored rows from test.parquet, by a seed; pictures are cropped
+to their middle square and made SIDE pixels wide.
 """
 
 import io

@@ -6,6 +6,7 @@ from itertools import product
 import pandas as pd
 
 from reproduction.report import tables
+from reproduction.report.claims import NO_POOL
 from reproduction.report.evidence import Evidence
 from reproduction.report.html import NOT_RUN, PageOutput, listed
 from reproduction.report.pages.reproduced import against_printed
@@ -111,8 +112,9 @@ def extended_answer(suite: str) -> PageOutput:
     rows, columns = [], columns_of(suite, IMAGES)
     places = {"synthetic models" if suite == "mini" else "here": columns}
     for role in (REAL, VISION):
-        own = {name: pool for name, (_, pool) in EXTENDED.items() if "B/32" in name}
-        places[model_name(role, suite)] = {n: Evidence(suite, role, p) for n, p in own.items()}
+        own = {name: (role, pool) for name, (_, pool) in EXTENDED.items() if "B/32" in name}
+        own = {name: place for name, place in own.items() if place != NO_POOL}
+        places[model_name(role, suite)] = {n: Evidence(suite, *place) for n, place in own.items()}
     for upstream in EXTENDED_MERGERS:
         printed = [paper_row("table02", upstream, m) for m in ("featcal", *tables.ADAPTERS)]
         featcal, *adapters = printed
