@@ -12,6 +12,7 @@ from reproduction.engine.context import Setup
 from reproduction.experiments import (
     ADAPTERS,
     ANCHOR,
+    CHAT_POOL,
     DOMAIN_POOL,
     TRAINED_ADAPTERS,
     Reading,
@@ -61,12 +62,12 @@ def specs(setup: Setup) -> list[ModelSpec]:
 
 
 def references(setup: Setup) -> Iterator[ModelSpec]:
-    """Yield base, experts and multi-task model; experts are one row, or one each of domains."""
+    """Yield base, experts and multi-task model; experts are a row each where they answer all tests."""
     yield ModelSpec("base", setup.base, "base")
-    if setup.pool == DOMAIN_POOL:
-        for domain, folder in setup.experts.items():
-            yield ModelSpec(f"expert/{domain}", folder, "expert", setting=domain)
-    else:
+    if setup.pool in (DOMAIN_POOL, CHAT_POOL):
+        for name, folder in setup.experts.items():
+            yield ModelSpec(f"expert/{name}", folder, "expert", setting=name)
+    if setup.pool != DOMAIN_POOL:  # where every task has an expert, each on its own is one row
         yield ModelSpec("expert", None, "expert")
     if setup.context.experiments.multitask.get(setup.key):
         yield ModelSpec("multitask", setup.folder("multitask"), "multitask")

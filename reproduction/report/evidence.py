@@ -101,7 +101,7 @@ class Evidence:
     def own_tasks(self) -> list[str]:
         """Return the tasks that an expert has, answered by likelihood where answers are words."""
         scores = self.every_score
-        own = dict.fromkeys(scores["task"][scores["method"] == "expert"])
+        own = dict.fromkeys(select(scores, {"method": "expert", "setting": ""})["task"])
         return [task for task in own if not task.endswith(GREEDY)]
 
     def record(self, kind: str) -> dict[str, Any]:
