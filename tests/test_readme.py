@@ -58,7 +58,8 @@ def test_every_number_of_the_table_is_in_the_results():
 def test_the_numbers_of_the_language_model_are_in_the_results():
     path = RESULTS / "scores/smollm2-chat/scores.csv"
     scores = pd.read_csv(path, keep_default_na=False)
-    own = {task for task in scores.task[scores.method == "expert"] if "-greedy" not in task}
+    experts = scores[(scores.method == "expert") & (scores.setting == "")]
+    own = {task for task in experts.task if "-greedy" not in task}
     means = scores[scores.task.isin(own)].groupby(["upstream", "method", "setting"]).value.mean()
     start = "task_arithmetic"
     keys = [(start, "merged", ""), (start, "featcal", "paper"), (start, "featcal", "paper_8b")]

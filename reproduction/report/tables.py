@@ -39,6 +39,7 @@ SETTING_LABELS = {"paper": "printed settings", "suite": "tuned on validation row
 SHORT = {"paper": "printed", "suite": "tuned", "": ""}
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # what an adapter's size is called
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
+UNTUNED = (paper.VISION, paper.LANGUAGE[0])  # roles for which no setting was tuned
 LARGER = ("14", "20")  # pools shown task by task at the printed settings alone; Table 2 has both
 
 Key = tuple[str, str, str]  # upstream, method, setting
@@ -76,8 +77,8 @@ def settings_shown(suite: str) -> tuple[str, ...]:
 
 def settings_of(ours: Evidence) -> tuple[str, ...]:
     """Return the settings that a page shows of a role and pool, the printed ones first."""
-    untuned = ours.role in (paper.VISION, paper.LANGUAGE[0])
-    return ("paper",) if untuned or ours.pool in LARGER else settings_shown(ours.suite)
+    fixed = ours.role in UNTUNED or ours.pool in LARGER
+    return ("paper",) if fixed else settings_shown(ours.suite)
 
 
 def row_name(upstream: str, method: str) -> str:
@@ -219,7 +220,8 @@ def gains(ours: Evidence, upstream: str, setting: str) -> list[str]:
     """Return FeatCal minus its merger and minus the better adapter, with the words for both."""
     featcal = average(ours, (upstream, "featcal", setting))
     merged = average(ours, (upstream, "merged", ""))
-    best = highest(average(ours, (upstream, method, setting)) for method in ADAPTERS)
+    own = "paper" if setting == "paper_8b" else setting  # adapters are the same for both Llamas
+    best = highest(average(ours, (upstream, method, own)) for method in ADAPTERS)
     return [margin(featcal, merged), margin(featcal, best)]
 
 

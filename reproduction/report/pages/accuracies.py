@@ -112,9 +112,9 @@ def extended_answer(suite: str) -> PageOutput:
     rows, columns = [], columns_of(suite, IMAGES)
     places = {"synthetic models" if suite == "mini" else "here": columns}
     for role in (REAL, VISION):
-        own = {name: (role, pool) for name, (_, pool) in EXTENDED.items() if "B/32" in name}
-        own = {name: place for name, place in own.items() if place != NO_POOL}
-        places[model_name(role, suite)] = {n: Evidence(suite, *place) for n, place in own.items()}
+        own = [(name, (role, pool)) for name, (_, pool) in EXTENDED.items() if "B/32" in name]
+        run = {name: Evidence(suite, *place) for name, place in own if place != NO_POOL}
+        places[model_name(role, suite)] = run
     for upstream in EXTENDED_MERGERS:
         printed = [paper_row("table02", upstream, m) for m in ("featcal", *tables.ADAPTERS)]
         featcal, *adapters = printed
@@ -123,7 +123,7 @@ def extended_answer(suite: str) -> PageOutput:
         first = [f"{name} <small>the paper</small>", *(f"{gain:+.1f}" for gain in best)]
         rows.append(("fc-merger", first))
         for (words, own), setting in product(places.items(), tables.settings_shown(suite)):
-            if words == model_name(VISION, suite) and setting != "paper":  # nothing was tuned
+            if setting != "paper" and any(one.role in tables.UNTUNED for one in own.values()):
                 continue
             found = {c: tables.gains(one, upstream, setting)[1] for c, one in own.items()}
             label = f"{name} <small>{words}, {tables.SHORT[setting]}</small>"

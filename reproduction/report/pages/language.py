@@ -1,4 +1,4 @@
-"""Tables 3, 4 and 14: language models, both sizes as blocks of one table."""
+"""Tables 3, 4 and 14: language models, both sizes as blocks of one table, and a real one beside."""
 
 from collections.abc import Callable
 from itertools import product
@@ -6,12 +6,14 @@ from itertools import product
 import pandas as pd
 
 from reproduction.report import tables
+from reproduction.report.claims import LLAMAS
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import PageOutput, compact, estimated, listed, margin
 from reproduction.report.pages.accuracies import printed_gain, printed_share, share_of
 from reproduction.report.pages.reproduced import against_printed
 from reproduction.report.paper import (
     AVERAGE,
+    LANGUAGE,
     PAPER_MODELS,
     PAPER_NAMES,
     PAPER_SETTINGS,
@@ -21,8 +23,9 @@ from reproduction.report.paper import (
     paper_row,
 )
 from reproduction.report.statistics import estimate
+from reproduction.results import GREEDY
 
-MERGER = "task_arithmetic"
+MERGER, PLAIN = "task_arithmetic", "plain_text"
 MODELS = {  # of each printed table
     "table03": (("flan_t5_base", "glue"), ("flan_t5_large", "glue")),
     "table04": (("llama_3b", "mergebench"), ("llama_8b", "mergebench")),
@@ -38,7 +41,6 @@ OWN = {  # domain → the tests of its own
 }  # fmt: skip
 MERGED: tables.Key = (MERGER, "merged", "")
 ANCHOR: tables.Key = (MERGER, "anchor", "paper")
-FEATCAL: tables.Key = (MERGER, "featcal", "paper")
 
 
 def experiments(number: str, suite: str) -> list[Evidence]:
@@ -59,10 +61,23 @@ def answer(number: str, suite: str) -> PageOutput:
             label = f"{name} <small>{tables.SHORT[setting]}</small>"
             cells = [*tables.gains(ours, MERGER, setting), share_of(ours, MERGER, setting)]
             rows.append(("", [label, *cells]))
+    for label, ours, (setting, _) in _real(number, suite):
+        cells = [*tables.gains(ours, MERGER, setting), share_of(ours, MERGER, setting)]
+        rows.append(("", [label, *cells]))
     head = ["FeatCal on", "− task arithmetic", "− better adapter"]
     head.append("Share of the gap to the experts (%)")
     caption = "Differences of the average, points. Above, below: by more than two standard errors."
     return listed(head, rows, caption)
+
+
+def _real(number: str, suite: str) -> list[tuple[str, Evidence, tuple[str, str]]]:
+    """Return the real model beside Table 4 at both Llamas' settings: label, results, setting and role."""
+    ours = Evidence(suite, *LANGUAGE)
+    return [
+        (f"SmolLM2 <small>{PAPER_NAMES[role]}’s settings</small>", ours, (setting, role))
+        for role, setting in LLAMAS.items()
+        if number == "table04"
+    ]
 
 
 def measured(number: str, suite: str) -> PageOutput:
@@ -104,13 +119,15 @@ def printed(number: str) -> PageOutput:
 
 def anchors(number: str, suite: str) -> PageOutput:
     """Return averages of task arithmetic, of FeatCal's anchor alone and of FeatCal."""
-    rows = []
-    for ours in experiments(number, suite):
-        ridge, blend = map(compact, PAPER_SETTINGS[ours.role])
-        merged, anchor, featcal = (tables.average(ours, key) for key in (MERGED, ANCHOR, FEATCAL))
+    found, rows = experiments(number, suite), []
+    models = [(model_name(ours.role, suite), ours, ("paper", ours.role)) for ours in found]
+    for label, ours, (setting, role) in models + _real(number, suite):
+        ridge, blend = map(compact, PAPER_SETTINGS[role])
+        keys = (MERGED, ANCHOR, (MERGER, "featcal", setting))
+        merged, anchor, featcal = (tables.average(ours, key) for key in keys)
         cells = [estimated(one) for one in (merged, anchor, featcal)]
         cells += [margin(anchor, merged), margin(featcal, anchor)]
-        rows.append([f"{model_name(ours.role, suite)} <small>λ {ridge}, ρ {blend}</small>", *cells])
+        rows.append([f"{label} <small>λ {ridge}, ρ {blend}</small>", *cells])
     head = ["", "Task arithmetic", "Anchor alone", "FeatCal", "Anchor − task arithmetic"]
     caption = "Averages (%) and their differences (points) at the printed settings"
     return listed([*head, "FeatCal − anchor"], rows, caption, "fc-long")
@@ -153,11 +170,15 @@ def _name(domain: str) -> str:
 
 def won_and_lost(suite: str) -> PageOutput:
     """Return what every expert won on its own tests and lost on all others."""
-    rows = []
+    rows, sides = [], (True, False)
     for ours, domain in product(experiments("table14", suite), OWN):
-        cells = [_printed_change(PAPER_MODELS[ours.role], domain, own) for own in (True, False)]
-        cells += [_change(ours.table("scores"), domain, own) for own in (True, False)]
+        cells = [_printed_change(PAPER_MODELS[ours.role], domain, own) for own in sides]
+        cells += [_change(ours.table("scores"), domain, OWN[domain], own) for own in sides]
         rows.append([f"{_name(domain)} <small>{model_name(ours.role, suite)}</small>", *cells])
+    ours = Evidence(suite, *LANGUAGE)
+    for task in ours.own_tasks:
+        cells = [_change(_likely(ours), task, (task,), own) for own in sides]
+        rows.append([f"{ours.title(task)} <small>SmolLM2</small>", "–", "–", *cells])
     head = ["", "The paper: own tests", "all others", "Here: own tests", "all others"]
     caption = (
         "Mean change against the base, points. Above, below: by more than two standard errors."
@@ -165,9 +186,35 @@ def won_and_lost(suite: str) -> PageOutput:
     return listed(head, rows, caption, "fc-long")
 
 
-def _change(scores: pd.DataFrame, domain: str, inside: bool) -> str:
-    tests = scores[scores["task"].isin(OWN[domain]) == inside]
-    keys = ({"method": "expert", "setting": domain}, {"method": "base"})
+def real_experts(suite: str) -> PageOutput:
+    """Return the scores of the real model's base and experts on every task, and on plain texts."""
+    ours = Evidence(suite, *LANGUAGE)
+    scores, plain = _likely(ours), ours.every_score["task"] == PLAIN
+    tasks, rows = list(dict.fromkeys(scores["task"])), []
+    for name, key in _chat_experts(ours).items():
+        cells = [estimate(select(scores, key | {"task": task})) for task in tasks]
+        texts = estimate(select(ours.every_score[plain], key))
+        rows.append([name, *map(estimated, cells), f"{texts.mean:.2f}" if texts else "–"])
+    head = ["Expert", *map(ours.title, tasks), "Plain text"]
+    caption = "Right answers by likelihood (%), and log-likelihood per token of plain texts; the last two tasks have no expert"
+    return listed(head, rows, caption, "fc-long", "no results of the real language model")
+
+
+def _chat_experts(ours: Evidence) -> dict[str, dict[str, str]]:
+    """Return the columns that name the base and each expert, by their titles."""
+    experts = {ours.title(task): {"method": "expert", "setting": task} for task in ours.own_tasks}
+    return {"none (base)": {"method": "base"}} | experts
+
+
+def _likely(ours: Evidence) -> pd.DataFrame:
+    """Return the real model's answers by likelihood."""
+    scores = ours.every_score
+    return scores[~scores["task"].str.endswith(GREEDY) & (scores["task"] != PLAIN)]
+
+
+def _change(scores: pd.DataFrame, expert: str, own: tuple[str, ...], inside: bool) -> str:
+    tests = scores[scores["task"].isin(own) == inside]
+    keys = ({"method": "expert", "setting": expert}, {"method": "base"})
     return margin(*(estimate(select(tests, key)) for key in keys))
 
 

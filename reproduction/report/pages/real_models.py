@@ -26,21 +26,18 @@ from reproduction.report.tables import (
 from reproduction.results import project_root
 
 WAYS = {
-    ("featcal", "auto"): "w/ FeatCal, default", ("featcal", "paper"): "w/ FeatCal, printed settings",
-    ("featcal", "paper_8b"): "w/ FeatCal, printed for the larger Llama", ("featcal", "suite"): "w/ FeatCal, tuned on validation rows",
-    ("surgery", "paper"): "w/ Surgery, published size", ("surgery", "paper_train"): "w/ Surgery, published size, FeatCal’s samples",
-    ("surgery", "suite"): "w/ Surgery, in proportion", ("prob_surgery", "paper"): "w/ ProbSurgery, published size",
-    ("prob_surgery", "paper_train"): "w/ ProbSurgery, published size, FeatCal’s samples",
-    ("prob_surgery", "suite"): "w/ ProbSurgery, in proportion", (SHIFT, "suite"): "w/ mean shift",
+    ("featcal", "auto"): "w/ FeatCal, default", ("featcal", "paper"): "w/ FeatCal, printed", ("featcal", "paper_8b"): "w/ FeatCal, λ 3",
+    ("featcal", "suite"): "w/ FeatCal, tuned", ("surgery", "paper"): "w/ Surgery", ("surgery", "paper_train"): "w/ Surgery, FeatCal’s samples",
+    ("surgery", "suite"): "w/ Surgery, smaller", ("prob_surgery", "paper"): "w/ ProbSurgery",
+    ("prob_surgery", "paper_train"): "w/ ProbSurgery, FeatCal’s samples", ("prob_surgery", "suite"): "w/ ProbSurgery, smaller",
+    (SHIFT, "suite"): "w/ mean shift",
 }  # fmt: skip
 COLUMNS = ("upstream", "method", "setting")
 EXAMPLE = "reproduction/real_language/example.json"  # scripts/chat_example.py
 MISSING = "no results of the real language model"
 CHAT_WAYS = {
-    ("featcal", "paper"): "w/ FeatCal, as printed for the smaller Llama",
-    ("featcal", "paper_8b"): "w/ FeatCal, as printed for the larger Llama", ("anchor", "paper"): "its anchor alone",
-    ("featcal", "auto"): "w/ FeatCal, default", ("surgery", "paper"): "w/ Surgery, published size",
-    ("prob_surgery", "paper"): "w/ ProbSurgery, published size",
+    ("featcal", "paper"): "w/ FeatCal, λ 10⁻⁵", ("featcal", "paper_8b"): "w/ FeatCal, λ 3", ("anchor", "paper"): "its anchor alone",
+    ("featcal", "auto"): "w/ FeatCal, default", ("surgery", "paper"): "w/ Surgery", ("prob_surgery", "paper"): "w/ ProbSurgery",
 }  # fmt: skip
 SEEDED = {"ViT-S/14": (VISION, "8"), "MiniLM": (REAL, "8"), "SmolLM2": LANGUAGE}
 
@@ -82,7 +79,8 @@ def averages(suite: str) -> PageOutput:
             if any(own):
                 rows.append(("fc-merger" if key[1] == "merged" else "", [label, *cells]))
     caption = (
-        "Average accuracy (%) on 8 tasks; small: change against the merger ± two standard errors"
+        "Average accuracy (%) on 8 tasks; small: change against the merger ± two standard errors. "
+        "Adapters have the published size or, smaller, one in proportion to the model"
     )
     head = ["", "ViT-S/14, images", "MiniLM, texts", "MPNet, texts", "The paper, CLIP ViT-B/32"]
     return listed(head, rows, caption, "fc-long", "no scores of a real model with 8 tasks")

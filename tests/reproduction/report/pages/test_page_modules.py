@@ -15,7 +15,16 @@ from featcal.files import write_json
 from featcal.merging.registry import method_named, method_names
 from pipeline import ROOT, read_rows
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.pages import cost, default, differences, field, gain, real_models, sweeps
+from reproduction.report.pages import (
+    cost,
+    default,
+    differences,
+    field,
+    gain,
+    language,
+    real_models,
+    sweeps,
+)
 from reproduction.report.paper import AVERAGE, errata, packaged, paper_row, paper_table
 from reproduction.report.statistics import bits, lead
 from reproduction.report.tables import average, row_name
@@ -140,7 +149,7 @@ def test_margins_over_expert_seeds_have_the_error_of_test_texts_and_of_seeds():
         means = one[one["setting"] == "suite"].groupby("method")["value"].mean()
         margins.append(means["featcal"] - means["surgery"])
     room = 2 * math.sqrt((lead(left, right)[1] / 2) ** 2 + variance(margins) / 3)
-    cells = line(real_models.seeds("mini"), "w/ Surgery, in proportion")
+    cells = line(real_models.seeds("mini"), "w/ Surgery, smaller")
     assert len(margins) == 3 and cells[-1] == f"{sum(margins) / 3:+.1f} ± {room:.1f}"
 
 
@@ -260,3 +269,17 @@ def test_the_table_shows_the_means_of_the_rows_in_git():
     shown = line(real_models.answers("mini"), "Task Arithmetic")[1:]
     for cell, part, digits in zip(shown, parts, (1, 1, 1, 2), strict=True):
         assert cell.startswith(f"{means[part].mean():.{digits}f}")
+
+
+def test_every_expert_has_its_scores_on_all_tasks_and_its_change_against_the_base():
+    rows = pd.read_csv(RESULTS / "scores/smollm2-chat/scores.csv", keep_default_na=False)
+    rows = rows[~rows["task"].str.endswith("-greedy") & (rows["task"] != "plain_text")]
+    value = rows.set_index(["method", "setting", "task"])["value"].sort_index()
+    base, own, others = value["base", ""], value["expert", "clickbait"], value["expert", ""]
+    shown = line(language.real_experts("mini"), "Clickbait")[1:-1]
+    assert sorted(shown) == sorted(f"{one:.1f}" for one in own)
+    assert own["clickbait"] == others["clickbait"]
+    gain = own - base
+    means = [gain["clickbait"], gain.drop("clickbait").mean()]
+    cells = line(language.won_and_lost("mini"), "Clickbait")
+    assert [cells[-4], cells[-2]] == [f"{one:+.1f}" for one in means]
