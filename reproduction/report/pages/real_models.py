@@ -130,7 +130,7 @@ def _by_expert_seed(ours: Evidence, key: Key) -> dict[str, float]:
 
 
 def sets(suite: str) -> PageOutput:
-    """List the sets: what one sees, classes, licence and source, and what base and expert score."""
+    """List the sets: what one sees, classes, and what base and expert score."""
     places = [*product((REAL,), ("8", "14", "20")), *product((VISION,), ("8", "14"))]
     tables = [Evidence(suite, *place).table("scores") for place in places]
     rows = []
@@ -138,8 +138,8 @@ def sets(suite: str) -> PageOutput:
         scores = next((one for one in tables if task in set(one["task"])), tables[0])
         own = [estimate(select(scores, {"task": task, "method": m})) for m in ("base", "expert")]
         name = f"{escape(facts['name'])}<small>{escape(facts['says'])}</small>"
-        rows.append([name, str(facts["classes"]), *map(estimated, own), escape(facts["licence"])])
-    head = ["Set", "Classes", "Base (%)", "Expert (%)", "Licence"]
+        rows.append([name, str(facts["classes"]), *map(estimated, own)])
+    head = ["Set", "Classes", "Base (%)", "Expert (%)"]
     caption = "The text sets, MiniLM on their test texts, and the image sets, ViT-S/14"
     return listed(head, rows, caption, "fc-words")
 
