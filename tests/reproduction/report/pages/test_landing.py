@@ -27,8 +27,8 @@ def means(file):
     if not (RESULTS / file).is_file():
         return {}
     rows = pd.read_csv(RESULTS / file, keep_default_na=False)
-    if "chat" in file:
-        own = set(rows[rows["method"] == "expert"]["task"])
+    if file == FILES["SmolLM2"]:
+        own = set(rows[(rows["method"] == "expert") & (rows["setting"] == "")]["task"])
         rows = rows[rows["task"].isin({task for task in own if "-greedy" not in task})]
     if "default" in file:
         rows = rows[rows["samples"] == 32]  # which the page names
