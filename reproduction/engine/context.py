@@ -101,11 +101,15 @@ class Context:
 
     @contextmanager
     def recorded(self, verb: str, key: str | None) -> Iterator[dict[str, Any]]:
-        """Write a stage's run record when the body succeeds, with what the body adds to it."""
+        """Write a stage's run record when the body succeeds, with what the body adds to it.
+
+        `earlier` of that: the seconds of parts that an interrupted run had finished.
+        """
         start, more = time.perf_counter(), dict[str, Any]()
         yield more
         name = f"{verb}@{key}" if key else verb
-        record = run_record({name: time.perf_counter() - start}, self.gpu, **more)
+        seconds = time.perf_counter() - start + more.pop("earlier", 0.0)
+        record = run_record({name: seconds}, self.gpu, **more)
         write_json(self.outputs / "run" / f"{name.replace('@', '-')}.json", record)
 
 

@@ -98,17 +98,19 @@ class DefaultStudy(Study):
         weights = [path / "model.safetensors" for path in setup.experts.values()]
         digest = fingerprint(settings, [path for path in weights if path.is_file()])
         store = setup.context.unfinished(f"default-{self.key}-{digest}")
-        files, jobs = [], {}
+        files, jobs, earlier = [], dict[str, Any](), 0.0
         for (n, seed), name in product(self.draws, self.mergers):
             files.append(file := store / f"{name}-{n}-{seed}.json")
-            if not file.is_file():
+            if file.is_file():
+                earlier += sum(read_json(file)["cost"]["seconds"].values())
+            else:
                 jobs[f"{name}, {n} samples, seed {seed}"] = (setup, self, name, n, seed, file)
         workers = setup.context.suite.workers or 1
         dict(fan_out(self.label, run, jobs, workers, fresh=True))
         cases = [read_json(file) for file in files]
         rmtree(store)
         rows, candidates = ([r for one in cases for r in one[n]] for n in ("rows", "candidates"))
-        record = {"cost": [case["cost"] for case in cases]}
+        record = {"cost": [case["cost"] for case in cases], "earlier": earlier / workers}
         return StudyResult(rows, {"default.candidates": candidates}, record=record)
 
 
