@@ -177,9 +177,13 @@ class Role(Settings):
 
 
 class SentenceRole(Settings):
-    """A sentence encoder: a folder below the project, a hub id, or `pypi:<name>` for a package."""
+    """A sentence encoder: a folder below the project, a hub id, or `pypi:<name>` for a package.
+
+    fine_tune: of its experts, where not as of the others.
+    """
 
     model: str
+    fine_tune: FineTuneSentences | None = None
 
 
 class PhotoRole(SentenceRole):

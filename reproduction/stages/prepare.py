@@ -115,7 +115,7 @@ def recipes_of(setup: Setup, tasks: Iterable[str]) -> dict[str, Any]:
     suite, role = setup.context.suite, setup.context.role(setup.role)
     if isinstance(role, SentenceRole):
         group = suite.photos if isinstance(role, PhotoRole) else suite.sentences
-        return dict.fromkeys(tasks, group.fine_tune)
+        return dict.fromkeys(tasks, role.fine_tune or group.fine_tune)
     kind = role if isinstance(role, LanguageRole) else suite
     return {task: kind.fine_tuning(task) for task in tasks}
 
@@ -133,7 +133,7 @@ def made(setup: Setup, role: Any, name: str) -> Path:
         write, given = write_vision_and_heads, (data, tasks, suite.photos.size)
     elif isinstance(role, SentenceRole):
         rows = _files(data, tasks)
-        temperature = suite.sentences.fine_tune.temperature
+        temperature = (role.fine_tune or suite.sentences.fine_tune).temperature
         write, given = write_encoder_and_heads, (data, tasks, temperature)
     elif isinstance(role, ChatRole):
         chat, origin = suite.chat, root / suite.chat.texts
