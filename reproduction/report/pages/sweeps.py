@@ -3,7 +3,7 @@ default's parts, and ρ on a part of the weights.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ MISSING = "no study of extrapolation"
 ALONE = "anchor alone"
 PARTS = ("residual target", "order", "joint bias", "α", "ρ", "λ")
 SOURCES = {VISION: "ViT-S/14", REAL: "MiniLM", SECOND: "MPNet", IMAGES: "synthetic images"}
+WHOLE = (VISION, REAL, IMAGES)  # with enough scored samples to tell parts apart
 ORDERS = {"stale": "merger’s features", "forward": "forward order", "sites": "site by site"}
 ORDER_LOOKS = {"stale": ("#009E73", "s"), "forward": ("#0072B2", "^"), "sites": ("#D55E00", "o")}
 PLACES = {
@@ -181,9 +182,9 @@ def lines(ours: Evidence) -> dict[str, dict[float, pd.DataFrame]]:
     return found
 
 
-def studies(suite: str) -> dict[str, Evidence]:
+def studies(suite: str, roles: Iterable[str] = SOURCES) -> dict[str, Evidence]:
     """Return the results that have the study, by the name of the model."""
-    found = {name: Evidence(suite, role, "8") for role, name in SOURCES.items()}
+    found = {SOURCES[role]: Evidence(suite, role, "8") for role in roles}
     return {name: ours for name, ours in found.items() if ours.settings("extrapolation")}
 
 
@@ -246,7 +247,7 @@ def _scored(rows: pd.DataFrame) -> str:
 def spectrum(suite: str) -> PageOutput:
     """List scores with ρ on a part of the weights; a row above them says how much lies below λ."""
     rows: list[TableRow] = []
-    for name, ours in studies(suite).items():
+    for name, ours in studies(suite, WHOLE).items():
         for ridge, shares in ours.settings("extrapolation")["below"].items():
             found = {p: rows_of(ours, "spectrum", p, ridge=float(ridge)) for p in PLACES}
             below = (f"{words} {100 * shares[part]:.0f} %" for part, words in BELOW.items())
@@ -265,7 +266,7 @@ def spectrum(suite: str) -> PageOutput:
 
 def parts(suite: str) -> PageOutput:
     """List what every part of the default's settings adds to the paper's, and costs when left out."""
-    found = studies(suite)
+    found = studies(suite, WHOLE)
     rows = [[name or "start"] for name in ("", *PARTS)] if found else []
     head = [""]
     for name, ours in found.items():
