@@ -1,5 +1,7 @@
 """ρ on a part of the weights, against calibrations of the library and the parts' own equations."""
 
+from pathlib import Path
+
 import pytest
 import tiny
 import torch
@@ -7,7 +9,9 @@ import torch
 import featcal
 from featcal.calibration.block import Student
 from featcal.settings import Calibration
+from reproduction.engine.context import load_setup
 from reproduction.field.walk import opened
+from reproduction.stages.prepare import recipes_of
 from reproduction.studies.extrapolation import calibrate_by_spectrum
 
 RHO = 4.0
@@ -55,3 +59,11 @@ def test_steps_below_and_above_add_up_to_the_step_of_all_weights_and_share_no_di
         assert float((below @ above.T).norm()) < 1e-9 * float(both.norm()) ** 2 + 1e-12
         moved = max(moved, float(below.norm()), float(above.norm()))
     assert moved > 1e-3
+
+
+def test_the_second_encoder_is_trained_as_said_and_has_cells_and_anchors_alone():
+    setup = load_setup("mpnet-8")
+    study = setup.context.experiments.studies["extrapolation"]["mpnet-8"]
+    choices = [model.columns["choice"] for model in study.first(Path())]
+    assert set(choices) == {"cell", "anchor"} and choices.count("anchor") == len(study.blends)
+    assert {recipe.steps for recipe in recipes_of(setup, setup.tasks).values()} == {80}
