@@ -36,6 +36,7 @@ Row = dict[str, Any]  # of a results file
 SCORES = _scored()
 CORRECT, COUNTED = "correct", ("value", "count")  # x.correct.csv holds the first for the others
 GREEDY = "-greedy"  # ends the task of a chat's score by exact match
+PLAIN = "plain_text"  # texts without an instruction, whose log-likelihood is scored
 EXPERT_SEEDS = (*SCORES, "expert_seed")
 SAMPLES = (*_MODEL, "task", "metric", "seed", "samples", *COUNTED)
 AUDIT = (*_MODEL, "encode", "task", "metric", "seed", "samples", "step", *COUNTED)

@@ -14,8 +14,8 @@ from featcal.models.load import load_tokenizer
 from reproduction.engine.context import load_setup
 from reproduction.engine.spec import specs
 from reproduction.language.generation import answer
-from reproduction.prepare.chat import PLAIN
 from reproduction.prepare.texts import load_texts
+from reproduction.results import PLAIN
 
 SEED, NEW_TOKENS = 42, 48
 FOUND = Path(__file__).parents[1] / "reproduction" / "real_language" / "example.json"

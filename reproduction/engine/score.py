@@ -11,7 +11,17 @@ from reproduction.engine.samples import Selection, seen_rows
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
-from reproduction.results import CURVES, GREEDY, SCORES, SEEN, Row, packed, write_rows, write_scores
+from reproduction.results import (
+    CURVES,
+    GREEDY,
+    PLAIN,
+    SCORES,
+    SEEN,
+    Row,
+    packed,
+    write_rows,
+    write_scores,
+)
 
 # Samples at a time, on which scores do not depend: few on a CPU, whose cache then holds the outputs.
 BATCH, CACHED, TEXTS = 250, 64, 64
@@ -185,7 +195,6 @@ def unseen_chats(setup: Setup, model: Any, split: str) -> TaskScores:
     """Return the answers to tasks that no expert saw, and the log-likelihood of plain texts."""
     from featcal.models.load import load_tokenizer
     from reproduction.language.generation import log_likelihood
-    from reproduction.prepare.chat import PLAIN
     from reproduction.prepare.texts import load_texts
 
     unseen = setup.context.suite.chat.unseen

@@ -14,8 +14,9 @@ import yaml
 
 from featcal.errors import BadData
 from reproduction.prepare.suite import Chat
+from reproduction.results import PLAIN
 
-PLAIN, PLAIN_TEXTS = "plain_text", "mmlu_subjects"
+PLAIN_TEXTS = "mmlu_subjects"
 
 
 @dataclass(frozen=True)

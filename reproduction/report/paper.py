@@ -37,8 +37,8 @@ EXTENDED = {  # columns of Table 2, as printed → role, pool
     "8-Task L/14": ("clip_l14", "8"), "14-Task B/32": ("clip_b32", "14"), "14-Task L/14": ("clip_l14", "14"),
     "20-Task B/32": ("clip_b32", "20"), "20-Task L/14": ("clip_l14", "20"),
 }  # fmt: skip
-# real models have the smaller image model's experiments: an encoder on texts, a tower on images
-REAL, VISION, IMAGES = "minilm", "vit_s", "clip_b32"
+# real models have the smaller image model's experiments: encoders on texts, a tower on images
+REAL, SECOND, VISION, IMAGES = "minilm", "mpnet", "vit_s", "clip_b32"
 LANGUAGE = ("smollm2", "chat")  # role and pool of the real language model
 REAL_NAMES = {
     REAL: "MiniLM, real texts", VISION: "ViT-S/14, real images", LANGUAGE[0]: "SmolLM2, chats",

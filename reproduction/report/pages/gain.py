@@ -35,16 +35,9 @@ INGREDIENTS = (
     "without_extrapolation",
 )  # fmt: skip
 ADAPTERS = ("suite", "suite_train", "suite_scored", "paper", "paper_train")  # settings
-SCORED = {
-    VISION: "_scored",
-    REAL: "_scored",
-    IMAGES: "",
-}  # endings, of adapters that saw scored samples
 ASKED = {  # mergers that the questions are asked of, by role
-    VISION: ("task_arithmetic", "tsv_merge"),
-    REAL: ("task_arithmetic", "wudi", "wudi_closed_form"),
-    IMAGES: ("task_arithmetic", "wudi", "wudi_closed_form"),
-}
+    VISION: ("task_arithmetic", "tsv_merge"), REAL: STUDIED, IMAGES: STUDIED,
+}  # fmt: skip
 SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same samples",
     "regmean_plus_plus": "RegMean++, same samples", "without_bias": "biases unchanged", "without_norm": "norms unchanged",
@@ -109,7 +102,6 @@ def questions(suite: str) -> PageOutput:
 def _pairs(ours: Evidence) -> list[tuple[str, Key, Key]]:
     """Return the questions with the two rows that answer them; an empty upstream is the block's merger."""
     main = settings_of(ours)[-1]
-    scored = main + SCORED[ours.role]
     featcal, same = ("", "featcal", main), f"{main}_train"
     return [
         ("FeatCal, its anchor alone", featcal, ("", "anchor", "")),
@@ -125,8 +117,6 @@ def _pairs(ours: Evidence) -> list[tuple[str, Key, Key]]:
         ("Mean shift, the merger", ("", SHIFT, same), ("", "merged", "")),
         ("FeatCal, Surgery on the same samples", featcal, ("", "surgery", same)),
         ("FeatCal, ProbSurgery on the same samples", featcal, ("", "prob_surgery", same)),
-        ("Surgery on scored, on training samples", ("", "surgery", scored), ("", "surgery", same)),
-        ("ProbSurgery on scored, on training samples", ("", "prob_surgery", scored), ("", "prob_surgery", same)),
     ]  # fmt: skip
 
 

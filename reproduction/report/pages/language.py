@@ -23,9 +23,9 @@ from reproduction.report.paper import (
     paper_row,
 )
 from reproduction.report.statistics import estimate
-from reproduction.results import GREEDY
+from reproduction.results import GREEDY, PLAIN
 
-MERGER, PLAIN = "task_arithmetic", "plain_text"
+MERGER = "task_arithmetic"
 MODELS = {  # of each printed table
     "table03": (("flan_t5_base", "glue"), ("flan_t5_large", "glue")),
     "table04": (("llama_3b", "mergebench"), ("llama_8b", "mergebench")),
@@ -57,17 +57,19 @@ def answer(number: str, suite: str) -> PageOutput:
         cells.append(printed_share(number, MERGER, model))
         rows.append(("fc-merger", [f"{PAPER_NAMES[ours.role]} <small>the paper</small>", *cells]))
         for setting in tables.settings_shown(suite):
-            name = model_title(ours.role, suite)
-            label = f"{name} <small>{tables.SHORT[setting]}</small>"
-            cells = [*tables.gains(ours, MERGER, setting), share_of(ours, MERGER, setting)]
-            rows.append(("", [label, *cells]))
+            label = f"{model_title(ours.role, suite)} <small>{tables.SHORT[setting]}</small>"
+            rows.append(_gained(label, ours, setting))
     for label, ours, (setting, _) in _real(number, suite):
-        cells = [*tables.gains(ours, MERGER, setting), share_of(ours, MERGER, setting)]
-        rows.append(("", [label, *cells]))
+        rows.append(_gained(label, ours, setting))
     head = ["FeatCal on", "− task arithmetic", "− better adapter"]
     head.append("Share of the gap to the experts (%)")
     caption = "Differences of the average, points. Above, below: by more than two standard errors."
     return listed(head, rows, caption)
+
+
+def _gained(label: str, ours: Evidence, setting: str) -> tuple[str, list[str]]:
+    cells = [*tables.gains(ours, MERGER, setting), share_of(ours, MERGER, setting)]
+    return "", [label, *cells]
 
 
 def _real(number: str, suite: str) -> list[tuple[str, Evidence, tuple[str, str]]]:
@@ -191,19 +193,15 @@ def real_experts(suite: str) -> PageOutput:
     ours = Evidence(suite, *LANGUAGE)
     scores, plain = _likely(ours), ours.every_score["task"] == PLAIN
     tasks, rows = list(dict.fromkeys(scores["task"])), []
-    for name, key in _chat_experts(ours).items():
+    models = {"none (base)": {"method": "base"}}
+    models |= {ours.title(task): {"method": "expert", "setting": task} for task in ours.own_tasks}
+    for name, key in models.items():
         cells = [estimate(select(scores, key | {"task": task})) for task in tasks]
         texts = estimate(select(ours.every_score[plain], key))
         rows.append([name, *map(estimated, cells), f"{texts.mean:.2f}" if texts else "–"])
     head = ["Expert", *map(ours.title, tasks), "Plain text"]
     caption = "Right answers by likelihood (%), and log-likelihood per token of plain texts; the last two tasks have no expert"
     return listed(head, rows, caption, "fc-long", "no results of the real language model")
-
-
-def _chat_experts(ours: Evidence) -> dict[str, dict[str, str]]:
-    """Return the columns that name the base and each expert, by their titles."""
-    experts = {ours.title(task): {"method": "expert", "setting": task} for task in ours.own_tasks}
-    return {"none (base)": {"method": "base"}} | experts
 
 
 def _likely(ours: Evidence) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 import pandas as pd
 
-from reproduction.report.evidence import GREEDY, Evidence, read_json, select
+from reproduction.report.evidence import Evidence, read_json, select
 from reproduction.report.html import PageOutput, TableRow, change, estimated, listed
 from reproduction.report.paper import LANGUAGE, REAL, VISION, paper_value, photos, texts
 from reproduction.report.statistics import Estimate, estimate, lead
@@ -23,7 +23,7 @@ from reproduction.report.tables import (
     rows_of,
     settings_of,
 )
-from reproduction.results import project_root
+from reproduction.results import GREEDY, PLAIN, project_root
 
 WAYS = {
     ("featcal", "auto"): "w/ FeatCal, default", ("featcal", "paper"): "w/ FeatCal, printed", ("featcal", "paper_8b"): "w/ FeatCal, λ 3",
@@ -151,10 +151,10 @@ def parts(ours: Evidence, rows: pd.DataFrame) -> list[Estimate | None]:
     """Return the means of one model: right answers by likelihood and greedily on the experts' tasks,
     by likelihood on the others, and the log-likelihood of plain texts.
     """
-    likely, plain = ours.own_tasks, "plain_text"
+    likely = ours.own_tasks
     greedy = [f"{task}{GREEDY}" for task in likely]
-    unseen = {task for task in rows["task"] if not task.endswith(GREEDY)} - {*likely, plain}
-    groups = (likely, greedy, unseen, [plain])
+    unseen = {task for task in rows["task"] if not task.endswith(GREEDY)} - {*likely, PLAIN}
+    groups = (likely, greedy, unseen, [PLAIN])
     return [estimate(rows[rows["task"].isin(tasks)]) for tasks in groups]
 
 

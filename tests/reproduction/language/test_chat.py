@@ -14,6 +14,7 @@ from reproduction.language.generation import answer, generate_texts, log_likelih
 from reproduction.prepare import chat
 from reproduction.prepare.suite import Chat
 from reproduction.prepare.texts import load_texts
+from reproduction.results import PLAIN
 
 TEXTS = Path(__file__).parents[3] / "reproduction" / "real_text"
 FEW = Chat(tasks=("rt_polarity",), unseen=("subjectivity",), train=8, validation=4, test=24)
@@ -41,7 +42,7 @@ def test_rows_are_chats_of_the_first_texts_with_a_word(store):
         assert origin["text"].startswith(content) and len(tokenizer(content)["input_ids"]) <= 32
         assert row.target == ("negative", "positive")[origin["label"]] + END
     assert len(load_texts(store / "texts", "subjectivity", "test")) == 24
-    assert {one.text for one in load_texts(store / "texts", chat.PLAIN, "test")} == {""}
+    assert {one.text for one in load_texts(store / "texts", PLAIN, "test")} == {""}
 
 
 def test_a_word_of_several_tokens_is_refused(store):

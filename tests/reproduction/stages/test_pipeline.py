@@ -108,7 +108,8 @@ def test_every_model_of_params_yaml_is_made_by_one_stage_and_scored(section):
         stage = merging_stage(run) if section == "merge" else f"{section}@{run.key}"
         alone = f"{folder}/{run.upstream}" if stage.startswith("merge@") else folder
         assert alone in graph.nodes[stage]["outs"], run
-        assert folder in graph.nodes[f"evaluate@{run.key}"]["deps"], run
+        if run.role != "mpnet":  # a study alone starts from its merged model
+            assert folder in graph.nodes[f"evaluate@{run.key}"]["deps"], run
 
 
 def test_every_study_is_gathered():
