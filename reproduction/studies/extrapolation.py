@@ -53,8 +53,9 @@ NOWHERE, BELOW, ABOVE, _, EVERYTHING = PLACES
 class ExtrapolationStudy(Study):
     """Settings of the study.
 
-    stream: the library's default, whose ρ is chosen among `blends`.   held_out: samples of each task
-    that no calibration sees, for the divergence.   scored: test samples of each task; None: all.
+    stream: the library's default, whose ρ is chosen among `blends`; None: it, its parts and ρ on some
+    weights are left out.   held_out: samples of each task that no calibration sees, for the divergence.
+    scored: test samples of each task; None: all.
     """
 
     section = "extrapolation"
@@ -62,7 +63,7 @@ class ExtrapolationStudy(Study):
     tables: ClassVar = {"extrapolation.candidates": EXTRAPOLATION_CANDIDATES}
     upstream: str
     paper: Calibration
-    stream: Calibration
+    stream: Calibration | None
     orders: Each[str]
     interpolations: Each[float]
     blends: Each[float]
@@ -93,14 +94,14 @@ class ExtrapolationStudy(Study):
             numbers = dict(zip(NUMBERS, point, strict=True))
             found.append(self.model(folder, CELL, order, order=order, **numbers))
         fixed = {"order": "forward", "interpolation": self.interpolations[0], "ridge": NO_DATA}
-        ways = product({ANCHOR: fixed, STREAM: dict(self.stream)}.items(), self.blends)
-        for (choice, own), blend in ways:
+        ways = {ANCHOR: fixed} | ({STREAM: dict(self.stream)} if self.stream else {})
+        for (choice, own), blend in product(ways.items(), self.blends):
             found.append(self.model(folder, choice, "", **{**own, "anchor_blend": blend}))
         return found
 
-    def second(self, folder: Path, rho: float, ridge: float) -> list[ModelSpec]:
+    def second(self, folder: Path, settings: Calibration, ridge: float) -> list[ModelSpec]:
         """Return the parts of `stream` at its ρ, and ρ on some weights at a λ and at the paper's."""
-        stream = dict(self.stream.but(anchor_blend=rho))
+        stream = dict(settings)
         changed = [self.model(folder, ALONE, "")]
         for name, field in PARTS.items():
             changed.append(self.model(folder, ALONE, name, **{field: stream[field]}))
@@ -114,23 +115,32 @@ class ExtrapolationStudy(Study):
         return changed
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        label, first = self.label, self.first(folder)
-        make(label, setup, first)
-        first = self.measured(setup, first)
-        rho = min((m for m in first if m.columns["choice"] == STREAM), key=distance).settings
-        start = f"{CELL}-forward-{self.interpolations[0]:g}-{self.blends[-1]:g}-"
-        [cell] = best_of([model for model in first if model.name.startswith(start)])
-        second = self.second(folder, rho.anchor_blend, cell.settings.ridge)
-        partly = [model for model in second if model.columns["choice"] == SPECTRUM]
-        make(label, setup, [model for model in second if model not in partly])
-        below = setup.context.run(label, spectrum, {SPECTRUM: (setup, self, partly)})[SPECTRUM]
-        models = [*first, *self.measured(setup, second)]
+        label, models, facts = self.label, self.first(folder), dict[str, Any]()
+        make(label, setup, models)
+        models = self.measured(setup, models)
+        if self.stream:
+            more, facts = self.with_parts(setup, folder, models)
+            models += more
         chosen, selection = best_of(models), Selection("test", self.scored, self.seed)
         rows = rows_of(setup, label, chosen, evaluate=partial(evaluate_model, selection=selection))
         words = {**setup.words, "upstream": self.upstream}
         candidates = [{**words, **m.columns, "chosen": int(m in chosen)} for m in models]
-        facts = {"below": below, "stream_blend": rho.anchor_blend}
         return StudyResult(rows, {"extrapolation.candidates": candidates}, facts)
+
+    def with_parts(
+        self, setup: Setup, folder: Path, first: Sequence[ModelSpec]
+    ) -> tuple[list[ModelSpec], dict[str, Any]]:
+        """Return the models of `second`, made and measured, and facts about them."""
+        stream = min((m for m in first if m.columns["choice"] == STREAM), key=distance).settings
+        start = f"{CELL}-forward-{self.interpolations[0]:g}-{self.blends[-1]:g}-"
+        [cell] = best_of([model for model in first if model.name.startswith(start)])
+        second = self.second(folder, stream, cell.settings.ridge)
+        partly = [model for model in second if model.columns["choice"] == SPECTRUM]
+        make(self.label, setup, [model for model in second if model not in partly])
+        jobs = {SPECTRUM: (setup, self, partly)}
+        below = setup.context.run(self.label, spectrum, jobs)[SPECTRUM]
+        facts = {"below": below, "stream_blend": stream.anchor_blend}
+        return self.measured(setup, second), facts
 
     def measured(self, setup: Setup, models: Sequence[ModelSpec]) -> list[ModelSpec]:
         """Return models with their divergence among their columns."""
