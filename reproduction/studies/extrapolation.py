@@ -53,9 +53,9 @@ NOWHERE, BELOW, ABOVE, _, EVERYTHING = PLACES
 class ExtrapolationStudy(Study):
     """Settings of the study.
 
-    stream: the library's default, whose ρ is chosen among `blends`; None: it, its parts and ρ on some
-    weights are left out.   held_out: samples of each task that no calibration sees, for the divergence.
-    scored: test samples of each task; None: all.
+    stream: the library's default, whose ρ is chosen among `blends`; None: neither it nor its parts nor
+    ρ on some weights are run.   held_out: samples of each task that no calibration sees, for the
+    divergence.   scored: test samples of each task; None: all.
     """
 
     section = "extrapolation"
