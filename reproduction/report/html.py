@@ -117,10 +117,10 @@ def arrow(change: float) -> str:
 
 
 def estimated(value: Estimate | None) -> str:
-    """Return a mean with its spread over seeds, or a dash."""
+    """Return a mean with its spread over seeds, if they differ, or a dash."""
     if value is None:
         return "–"
-    spread = f" <small>sd {value.spread:.1f}</small>" if value.spread is not None else ""
+    spread = f" <small>sd {value.spread:.1f}</small>" if value.spread else ""
     return f"{value.mean:.1f}{spread}"
 
 
