@@ -31,7 +31,6 @@ BRIEFLY = {"steps": 3, "samples": None, "batch": 8}
 SHORT: dict[str, dict] = {
     "wudi": {"variant": "fusion_bench", "steps": 2},
     "adamerging": BRIEFLY,
-    "adamerging_1000": {"method": "adamerging", **BRIEFLY},
 }
 # One of each kind is run, the others are null.
 RUN = {

@@ -27,7 +27,7 @@ UPSTREAMS = {
 }  # fmt: skip
 MERGERS = UPSTREAMS | {
     "ties": "TIES-Merging", "regmean": "RegMean", "regmean_plus_plus": "RegMean++", "lot": "LOT Merging, from its formula",
-    "wudi_closed_form": "WUDI-Merging, closed form", "adamerging_1000": "AdaMerging, 1,000 steps", "tsv_merge": "TSV-Merge",
+    "wudi_closed_form": "WUDI-Merging, closed form", "tsv_merge": "TSV-Merge",
     "iso_c": "Iso-C", "task_arithmetic_tuned": "Task Arithmetic, tuned scale",
 }  # fmt: skip
 NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
