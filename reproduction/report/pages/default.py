@@ -102,8 +102,8 @@ def answer(suite: str) -> PageOutput:
     head = ["Merged with", "Merged", "Printed settings", "Default", "Default − merged"]
     head += ["Best fixed setting", "Default − it", "Better adapter", "Default − it"]
     caption = (
-        "Average score (%), n samples per task, mean over draws; CLIP, T5 and Llama: synthetic, in"
-        " the roles of the paper’s smaller ones. Differences: points ± two standard errors, paired."
+        "Average score (%), n samples per task, mean over draws; CLIP, T5 and Llama: synthetic."
+        " Differences: points ± two standard errors, paired."
     )
     return listed(head, rows, caption, "fc-long", MISSING)
 
@@ -123,9 +123,7 @@ def expected(suite: str) -> PageOutput:
             rows.append([SHORT[role], *map(str, cells)])
     head = ["Model", "Mergers × samples", "At most half a point below the best fixed setting"]
     head += ["Below the merged model", "Above the better adapter", "Below the better adapter"]
-    caption = (
-        "Counts over mergers × numbers of samples. Above, below: by more than two standard errors."
-    )
+    caption = "Above, below: by more than two standard errors."
     return listed(head, rows, caption, missing=MISSING)
 
 
