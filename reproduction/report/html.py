@@ -116,12 +116,15 @@ def arrow(change: float) -> str:
     return f'<span class="{"fc-up" if change > 0 else "fc-down"}">{"↑" if change > 0 else "↓"}{shown}</span>'
 
 
+def averaged(value: Estimate | None) -> str:
+    """Return a mean, or a dash."""
+    return f"{value.mean:.1f}" if value else "–"
+
+
 def estimated(value: Estimate | None) -> str:
     """Return a mean with its spread over seeds, if they differ, or a dash."""
-    if value is None:
-        return "–"
-    spread = f" <small>sd {value.spread:.1f}</small>" if value.spread else ""
-    return f"{value.mean:.1f}{spread}"
+    spread = f" <small>sd {value.spread:.1f}</small>" if value and value.spread else ""
+    return averaged(value) + spread
 
 
 def margin(left: Estimate | None, right: Estimate | None) -> str:

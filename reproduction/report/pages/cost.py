@@ -15,7 +15,7 @@ import pandas as pd
 
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.figures import shown, stacked
-from reproduction.report.html import PageOutput, TableRow, listed, note, printed, table
+from reproduction.report.html import PageOutput, TableRow, averaged, listed, note, printed, table
 from reproduction.report.paper import model_name, model_title, paper_table
 from reproduction.report.statistics import difference, estimate
 from reproduction.report.tables import NAMES, method_settings, settings_of
@@ -140,7 +140,7 @@ def audit(*experiments: Evidence) -> PageOutput:
         keys = ({"method": method, "step": step} for step in steps)
         found = [estimate(select(ours.table("cost"), key)) for key in keys]
         label = f"{NAMES[method]} <small>{model_name(ours.role, ours.suite)}</small>"
-        rows.append([label, *(f"{v.mean:.1f}" if v else "–" for v in found)])
+        rows.append([label, *map(averaged, found)])
     caption = "Average top-1 accuracy (%) of the adapters as published after so many steps"
     head = ["Adapter", *(f"{step} steps" for step in steps)]
     return listed(head, rows, caption, "fc-accuracy", "no scores of adapters after fewer steps")

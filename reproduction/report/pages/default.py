@@ -14,7 +14,7 @@ import pandas as pd
 
 from reproduction.report.evidence import Evidence, read_scores, select
 from reproduction.report.figures import COLOURS, shown, stacked
-from reproduction.report.html import PageOutput, change, listed
+from reproduction.report.html import PageOutput, averaged, change, listed
 from reproduction.report.paper import IMAGES, LANGUAGE, REAL, VISION
 from reproduction.report.statistics import Estimate, estimate, highest, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, NAMES
@@ -93,11 +93,10 @@ def answer(suite: str) -> PageOutput:
         (fixed, best), (adapter, other) = one.fixed, one.adapter
         model = f"{SHORT[one.ours.role]}, n = {one.samples}"
         cells = [f"{MERGERS.get(one.merger, one.merger)}<small>{model}</small>"]
-        found = (one.merged, one.score("featcal", "paper"), one.auto, best, other)
-        merged, paper, auto, first, second = (f"{e.mean:.1f}" if e else "–" for e in found)
-        cells += [merged, paper, auto, change(one.auto, one.merged)]
-        cells += [f"{first}<small>{fixed}</small>", change(one.auto, best)]
-        cells += [f"{second}<small>{adapter}</small>", change(one.auto, other)]
+        cells += map(averaged, (one.merged, one.score("featcal", "paper"), one.auto))
+        cells.append(change(one.auto, one.merged))
+        cells += [f"{averaged(best)}<small>{fixed}</small>", change(one.auto, best)]
+        cells += [f"{averaged(other)}<small>{adapter}</small>", change(one.auto, other)]
         rows.append(cells)
     head = ["Merged with", "Merged", "Printed settings", "Default", "Default − merged"]
     head += ["Best fixed setting", "Default − it", "Better adapter", "Default − it"]

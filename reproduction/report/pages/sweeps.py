@@ -11,7 +11,7 @@ import pandas as pd
 
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import hovering, legend, one_panel, shown, stacked
-from reproduction.report.html import PageOutput, TableRow, change, compact, listed
+from reproduction.report.html import PageOutput, TableRow, averaged, change, compact, listed
 from reproduction.report.paper import IMAGES, REAL, SECOND, VISION, model_name
 from reproduction.report.statistics import estimate
 from reproduction.report.tables import SHORT, SYMBOLS, UPSTREAMS, average, settings_shown
@@ -256,7 +256,7 @@ def spectrum(suite: str) -> PageOutput:
             for place, own in found.items():
                 start = None if place == "nowhere" else estimate(found["nowhere"])
                 one = estimate(own)
-                rows.append([PLACES[place], f"{one.mean:.1f}" if one else "–", change(one, start)])
+                rows.append([PLACES[place], averaged(one), change(one, start)])
     head = ["ρ = 8 acts on", "Score (%)", "Over no weight"]
     caption = (
         "ρ on a part of the weights and 1 elsewhere; forward order, α 0.3; ± two standard errors"
