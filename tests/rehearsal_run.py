@@ -26,7 +26,8 @@ def first(given: Any) -> Any:
 FEWER: dict[str, Callable[[Any], Any]] = {
     # null is a whole split
     "samples": lambda given: [4, 8] if isinstance(given, list) else given and 8,
-    "steps": lambda given: 4,
+    "steps": lambda given: [4] if isinstance(given, list) else 4,
+    "draws": lambda given: [[8, 42]],
     "batch": lambda given: 8,
     "seeds": lambda given: given[:2],
     "images": lambda given: 4,
@@ -36,7 +37,7 @@ FEWER: dict[str, Callable[[Any], Any]] = {
     "factors": lambda given: [0.6, 1.0],
     "trials": lambda given: 7,  # six are drawn at random, the next is proposed
     # of a sweep the first value; the one that it is compared with is tried too
-    **dict.fromkeys(("ridge", "anchor_blend", "interpolation"), first),
+    **dict.fromkeys(("ridge", "anchor_blend", "interpolation", "rank"), first),
 }
 RECORD = "rehearsal.json"
 

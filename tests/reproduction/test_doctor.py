@@ -35,7 +35,7 @@ def project(tmp_path):
     file = folder / "suites/paper.yaml"
     suite = yaml.safe_load(file.read_text())
     suite |= {"pools": {8: ["mnist", "dtd"]}, "roles": {"clip_b32": suite["roles"]["clip_b32"]}}
-    suite |= {"language": None, "sentences": None}
+    suite |= {"language": None, "sentences": None, "photos": None}
     file.write_text(yaml.safe_dump(suite))
     return folder
 

@@ -55,7 +55,7 @@ def short_project(folder: Path) -> Path:
     suite = yaml.safe_load((folder / "suites/paper.yaml").read_text())
     for part in (suite, suite["language"]):
         part["roles"] = {name: role for name, role in part["roles"].items() if name in ROLES}
-    suite |= {"pools": {8: suite["pools"][8]}, "sentences": None}
+    suite |= {"pools": {8: suite["pools"][8]}, "sentences": None, "photos": None}
     suite["language"]["tests"] = {key: key for key in SCORED}
     (folder / "suites/paper.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
     (folder / "suites/paper.pins.json").unlink(missing_ok=True)
