@@ -64,7 +64,7 @@ def fewer(entry: Any, inside: bool = False) -> Any:
         elif inside and key in FEWER:
             found[key] = FEWER[key](value)
         else:
-            found[key] = fewer(value, inside or key == SUITE)
+            found[key] = fewer(value, inside or key in (SUITE, "from"))
     return found
 
 
