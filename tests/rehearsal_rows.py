@@ -8,6 +8,7 @@ from typing import Any
 import datasets
 from rehearsal_images import PART, describe, drawn, image_data, image_models, write_table
 from rehearsal_texts import LLAMAS, T5_SIZES, text_models
+from sentences import encoder
 from vision import dinov2
 
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, TASKS
@@ -200,7 +201,8 @@ def paper_hub(
     """Folders by repository, as HubServer takes them; all of the suite unless fewer are named."""
     found = image_models(folder / "vision", sizes, tasks) | image_data(folder / "pictures", tasks)
     found |= text_models(folder / "language", t5, llamas) | text_data(folder / "texts")
-    found |= {"facebook/dinov2-small": dinov2(folder / "dinov2")}
+    found["facebook/dinov2-small"] = dinov2(folder / "dinov2")
+    found["sentence-transformers/all-MiniLM-L6-v2"] = encoder(folder / "minilm")
     return found | metric(folder / "metric")
 
 

@@ -71,7 +71,7 @@ def test_nothing_is_stated_of_a_machine_that_does_other_work(monkeypatch, tmp_pa
     monkeypatch.setattr(speed, "machine_seconds", lambda: 9 * speed.os.cpu_count() * now[0])
     assert speed.measured(runs, 30) == []
     monkeypatch.setattr(speed.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr("sys.argv", ["speed", f"--out={tmp_path / 'speed.csv'}"])
+    monkeypatch.setattr("sys.argv", ["speed", "--threads=1", f"--out={tmp_path / 'speed.csv'}"])
     with pytest.raises(SystemExit, match="No ratio is stated"):
         speed.main()
     assert not any(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from reproduction.report.evidence import MEASURED, read_json, results_folder
 from reproduction.report.html import PageOutput, TableRow, chip, link, listed, note, plain, table
 from reproduction.report.verdicts import DECIDED, WORDS, Verdict, Verdicts, judged
 
-BOTH = "At the printed settings; tuned: FeatCal tuned on validation rows, adapters not"
+BOTH = "Printed settings; tuned: only FeatCal, on validation rows"
 SHOWN = 3  # commits that provenance names
 PAGES = ("table", "figure", "theory")  # kinds of places that have a page each
 # places whose own pages list their claims, with what was measured
@@ -31,9 +31,11 @@ def verdicts(place: str, suite: str) -> PageOutput:
 
 
 def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
-    """Return one line: result files, commit, machine, and the command that makes the page again."""
+    """Return one line: result files, what the image model is, commit, machine, and the command that
+    makes the page again.
+    """
     root = results_folder(suite)
-    named, commits, machines = [], set(), set()
+    named, roles, commits, machines = [], set(), set(), set()
     for read in reads:
         kind = read.partition("/")[0]
         file = f"{read}/{kind}.csv"
@@ -41,10 +43,12 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
         named.append(link(f"../results/{suite}/{file}", read) if there else f"<code>{read}</code>")
         for record in sorted((root / read).glob("**/run.json")):
             run = read_json(record)
+            roles.add(record.parent.name.partition("-")[0])
             commits.add(str(run.get("commit", ""))[:8] + "+" * bool(run.get("dirty")))
             host = run.get("host", {})
             machines.add(" with ".join(host[part] for part in ("cpu", "gpu") if part in host))
-    parts = [f"Results: {', '.join(named)}"]
+    base = paper.VISION_BASE.get(suite) if paper.VISION in roles else None
+    parts = [", ".join(named), *([base] if base else [])]
     several = len(commits) > SHOWN
     shown = sorted(one for one in commits if one.endswith("+") or not several)
     made = [f"{len(commits)} commits"] if several else []

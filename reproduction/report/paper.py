@@ -43,6 +43,10 @@ LANGUAGE = ("smollm2", "chat")  # role and pool of the real language model
 REAL_NAMES = {
     REAL: "MiniLM, real texts", VISION: "ViT-S/14, real images", LANGUAGE[0]: "SmolLM2, chats",
 }  # fmt: skip
+# What the image model is, by suite; the suite `paper` has the published one.
+VISION_BASE = {
+    "mini": '<a href="real_encoder.html">ViT-S/14</a> is not Meta’s DINOv2-small: others trained it further'
+}
 SIZES = {REAL: "real encoder", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
     "clip_b32": "CLIP-ViT-B/32", "clip_l14": "CLIP-ViT-L/14",

@@ -95,12 +95,8 @@ def opened(monkeypatch):
         return read
 
     def table(self, kind):
-        kinds = (
-            {kind, "scores", "ablate", "expert_seeds"}
-            if kind in ("scores", "corrupted")
-            else {kind}
-        )
-        found.update(path for path in map(self.path, kinds) if path.is_file())
+        more = {"scores", "ablate", "expert_seeds"} if kind in ("scores", "corrupted") else set()
+        found.update(path for path in map(self.path, {kind} | more) if path.is_file())
         return known(self, kind)
 
     monkeypatch.setattr(evidence.Evidence, "table", table)
@@ -121,6 +117,7 @@ def test_a_page_run_again_shows_what_git_has_and_reads_what_it_declares(name, op
     reads = [*SCRIPT.reads_of(ROOT / "notebooks" / f"{name}.ipynb"), "suite.json"]
     read = {path.relative_to(folder) for path in opened if path.is_relative_to(folder)}
     assert not [path for path in read if not any(path.is_relative_to(one) for one in reads)]
+    assert "not Meta’s" in html or not [path for path in read if "vit_s" in str(path)]
 
 
 @pytest.fixture(scope="module")
