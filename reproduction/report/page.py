@@ -46,7 +46,7 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
             roles.add(record.parent.name.partition("-")[0])
             commits.add(str(run.get("commit", ""))[:8] + "+" * bool(run.get("dirty")))
             host = run.get("host", {})
-            machines.add(" with ".join(host[part] for part in ("cpu", "gpu") if part in host))
+            machines.update(host[part] for part in ("cpu", "gpu") if part in host)
     base = paper.VISION_BASE.get(suite) if paper.VISION in roles else None
     parts = [", ".join(named), *([base] if base else [])]
     several = len(commits) > SHOWN
