@@ -487,7 +487,7 @@ evaluate --model nowhere --data a=a.jsonl | evaluate --model merged --data a=a.j
 evaluate --model merged --clip base --data a=a.jsonl | evaluate --model merged --data a=a.jsonl --classes b=x,y |
 plan --merged merged {PAIR} | plan --merged merged {PAIR} --set tokens=100000 | plan --merged merged {PAIR} --set tokens=9 --set ranks=3 |
 plan --merged merged {PAIR} --set tokens=9 --host-memory much | plan --merged nowhere {PAIR} --set tokens=9 |
-inspect nowhere | inspect a.jsonl | inspect | convert base --out c | convert nowhere --out c |
+inspect nowhere | inspect ~nobody | inspect a.jsonl | inspect | convert base --out c | convert nowhere --out c |
 nonsense | --nonsense | --log-level loud --log-file x inspect base | --log-file base inspect base
 """
 

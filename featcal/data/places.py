@@ -6,6 +6,7 @@ one commit and then read like a folder, so that offline runs read the same commi
 
 import errno
 import glob
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -60,7 +61,8 @@ class Location:
 
 def location_of(option: str, given: str) -> Location:
     """Return an existing path, else the data set of the hub of this name. Raises: MissingPath."""
-    if given and (path := Path(given).expanduser()).exists():  # no shell does that after NAME=
+    path = Path(os.path.expanduser(given))  # no shell does that after NAME=
+    if given and path.exists():
         return Location(path)
     hub = _HUB.fullmatch(given)
     if hub is None or ".." in given:

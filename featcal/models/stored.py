@@ -276,6 +276,8 @@ class ModelCheckpoint(ModelFolder):
         like: "ModelCheckpoint | nn.Module | None" = None,
     ):
         super().__init__(folder, skeleton(folder, whole=part is None))
+        if not self.stored:  # transformers would draw all weights anew
+            self.require_complete()
         base = like if isinstance(like, ModelCheckpoint) else self
         self._last: tuple[Conversion | None, dict[str, Tensor]] = None, {}
         self._in_parts: dict[str, Conversion] = {}  # by name of a part, as the base stores it
