@@ -223,7 +223,7 @@ class EncodedRows:
     def _decoded(self, row: int) -> Pixels:
         import datasets
 
-        encoded = self._table[row][IMAGE]
+        encoded, named = self._table[row][IMAGE], f"the picture in row {row}"
         try:
             if encoded is None:
                 raise ValueError("there is none")
@@ -234,11 +234,12 @@ class EncodedRows:
                 if not os.path.isfile(path):
                     raise ValueError(f"it is the text {shown!r}, which is the path of no file")
                 encoded = {"bytes": None, "path": path}
+                named = f"{os.path.relpath(path, self._root)[-60:]} (row {row})"
             pixels = self._preprocess.pixels(datasets.Image().decode_example(encoded))
         except UNDECODABLE as error:
             unknown = isinstance(error, UnidentifiedImageError)  # its message is an address
             reason = "no known format" if unknown else one_line(error)
-            problem = f"the picture in row {row} cannot be decoded ({reason})"
+            problem = f"{named} cannot be decoded ({reason})"
             right = "the bytes of a PNG or JPEG (no base64), or its path inside the folder"
             raise BadData(self._at, problem, f"store {right}, or drop the row") from None
         self._first = self._first or (row, pixels.shape)
