@@ -6,11 +6,13 @@ one commit and then read like a folder, so that offline runs read the same commi
 
 import errno
 import glob
+import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 Kind = Literal["model", "dataset"]
 Columns = Mapping[str, str] | None  # the column of a key of a sample, where its name differs
 SPLITS = ("train", "validation", "test")
+LOG = logging.getLogger("featcal")
 IMAGE, LABEL = "image", "label"
+NOT_READ = (".heic", ".heif", ".avif", ".jxl", ".svg", ".dng")  # pictures that `datasets` skips
 # JSON lines are parsed row by row
 BUILDERS = dict.fromkeys((".jsonl", ".txt"), "text")
 BUILDERS |= {f".{kind}": kind for kind in ("parquet", "csv", "json")}
@@ -157,6 +161,7 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
     roots = [folder / name for name in (splits if labelled else splits[:1])] or [folder]
     files = {f"s{i}": f"{glob.escape(str(root))}/**" for i, root in enumerate(roots)}
     at = f"{folder} ({split})"
+    _report_unread(at, roots[0].resolve())
     table = _read(at, "imagefolder", data_files=files, split="s0", drop_labels=not labelled)
     classes = getattr(table.features.get(LABEL), "names", None) or ()
     for root in roots:  # `datasets` takes the split for the class of pictures right below it
@@ -164,6 +169,14 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
             way_out = f"put them into {root.name}/<class>/"
             raise BadData(root, "holds pictures outside of class folders: no labels", way_out)
     return table
+
+
+@cache  # once for each folder, however often it is opened
+def _report_unread(at: str, folder: Path) -> None:
+    left = [file for file in folder.rglob("*") if file.suffix.lower() in NOT_READ]
+    if left:
+        files = f"{len(left)} file{'s' * (len(left) > 1)} such as {left[0].name}"
+        LOG.warning(f"{at}: {files} cannot be read; convert to PNG or JPEG")
 
 
 def _read(at: str, builder: str, **options: Any) -> "Dataset":
