@@ -222,12 +222,12 @@ def read_compared(
 
 def require_samples(experts: Collection[str], data: Collection[str]) -> None:
     """Raise BadSetting or UnknownKey unless there are samples of every expert, and of no other."""
-    if lacking := [name for name in experts if name not in data]:
-        way_out = ", ".join(f"--data {name}=PATH" for name in lacking)
-        raise BadSetting("--data", None, f"must hold samples of every expert: add {way_out}")
     for name in data:
         if name not in experts:
             raise UnknownKey("--data", name, experts)
+    if lacking := [f"--data {name}=PATH" for name in experts if name not in data]:
+        expected = f"must name samples of every expert: add {', '.join(lacking)}"
+        raise BadSetting("--data", ", ".join(data) or None, expected)
 
 
 def names_in(folder: Path | None, recipe: Path | None = None) -> Recipe | None:
