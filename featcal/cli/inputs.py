@@ -79,7 +79,7 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
 
     near: another folder to search, before the current.   weights: False for configuration alone.
     """
-    folder = Path(os.path.expanduser(given))  # no shell does that after NAME=
+    folder = Path(os.path.expanduser(given))  # no shell does; Path.expanduser raises for ~nobody
     expected = "names a file; give the folder that holds it"
     require(not folder.is_file(), named_by, str(folder), expected)
     if near is not None and (near / folder).is_dir():

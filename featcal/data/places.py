@@ -171,7 +171,7 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
     return table
 
 
-@cache  # once for each folder, however often it is opened
+@cache  # warn once per folder: a command opens it several times
 def _report_unread(at: str, folder: Path) -> None:
     left = [file for file in folder.rglob("*") if file.suffix.lower() in NOT_READ]
     if left:

@@ -43,7 +43,7 @@ LANGUAGE = ("smollm2", "chat")  # role and pool of the real language model
 REAL_NAMES = {
     REAL: "MiniLM, real texts", VISION: "ViT-S/14, real images", LANGUAGE[0]: "SmolLM2, chats",
 }  # fmt: skip
-# What the image model is, by suite; the suite `paper` has the published one.
+# A note on the image model, by suite. The suite `paper` uses the published model and needs none.
 VISION_BASE = {
     "mini": '<a href="real_encoder.html">ViT-S/14</a> is not Meta’s DINOv2-small: others trained it further'
 }

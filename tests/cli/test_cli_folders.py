@@ -66,8 +66,7 @@ def with_nan(weight):
         (truncated, [MERGE, CALIBRATE], ["dtd/model.safetensors"]),
         (
             lambda: [change_weight(f, lambda w: torch.ones(64, 32, dtype=torch.int8)) for f in FOLDERS],
-            [MERGE, CALIBRATE],
-            [WEIGHT, "stored as int8", "quantised"],
+            [MERGE, CALIBRATE], [WEIGHT, "stored as int8", "quantised"],
         ),
         (lambda: config("mnist", quantization_config={"quant_method": "gptq"}), [MERGE, CALIBRATE], ["mnist/config.json"]),
         (lambda: shard_outside("../mnist/model.safetensors"), [MERGE, CALIBRATE, ["inspect", "dtd"]], ["index.json"]),
@@ -85,6 +84,7 @@ def with_nan(weight):
         (lambda: Path("base/preprocessor_config.json").write_text("[1]"), [CALIBRATE, EVALUATE, CONVERT], ["preprocessor_config.json"]),
         (lambda: Path("base/preprocessor_config.json").write_text("{"), [CALIBRATE, EVALUATE, CONVERT], ["preprocessor_config.json"]),
         (lambda: shutil.copy("images/mnist/test/cat/000.png", "images/mnist/test"), [EVALUATE], ["images/mnist/test", "class folders"]),
+        (lambda: [shutil.rmtree("images/dtd/train"), Path("images/dtd/train").mkdir()], [CALIBRATE], ["images/dtd", "holds no sample"]),
         (lambda: [p.rename(p.with_suffix(".heic")) for p in Path("images/dtd/train").rglob("*.png")], [CALIBRATE], ["such as", ".heic", "holds no sample"]),
         (wider, [EVALUATE], ["merged", "64", "32"]),
         (lambda: Path("base/tokenizer.json").unlink(), [EVALUATE], ["tokenizer.json"]),
