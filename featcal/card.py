@@ -18,7 +18,7 @@ import yaml
 
 from featcal import __version__
 from featcal.errors import BadFile
-from featcal.files import atomic_path, optional_json, read_json, write_json
+from featcal.files import atomic_path, optional_json, read_json
 from featcal.settings import Calibration
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def calibration_card(
     names = {key: f"{symbol}, {key}" for key, symbol in SYMBOLS.items()}
     measured = all(block.relative_drift is not None for block in result.blocks)
     return render_card(
-        f"{name_of(base)}: {len(experts)} experts merged and calibrated",
+        f"{name_of(base)}: {len(experts)} experts merged{' and calibrated' * bool(stated)}",
         "",
         models,
         [[names.get(key, key), value] for key, value in stated.items()],
@@ -341,8 +341,3 @@ def models_record(base: object, experts: Mapping[str, Any], out: str | Path) -> 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's record; {} without one. Raises: BadFile if it is no JSON."""
     return optional_json(folder / RECORD)
-
-
-def add_to_record(folder: Path, **content: Any) -> None:
-    """Add entries to a folder's record."""
-    write_json(folder / RECORD, dict(sorted({**read_record(folder), **content}.items())))

@@ -51,9 +51,6 @@ def optional_package(name: str, extra: str, files: object, or_else: str = "") ->
         raise BadEnvironment(name.partition(".")[0], problem, install) from None
 
 
-# Settings and arguments
-
-
 class BadSetting(FeatCalError):
     """Reject the value of a setting, argument or option, or its absence."""
 
@@ -79,9 +76,6 @@ class BadBatches(FeatCalError):
 
 class BadEnvironment(FeatCalError):
     """Report a package or device that this machine lacks, before any model runs."""
-
-
-# Files, folders and the hub
 
 
 class MissingPath(FeatCalError):
@@ -127,9 +121,6 @@ class NotOnHub(FeatCalError):
 
 class NoRevision(NotOnHub):
     """Report a hub repository without the branch, tag or commit asked for."""
-
-
-# Models and checkpoints that do not fit: each other, their configuration, a block plan
 
 
 class MissingTensor(FeatCalError):
@@ -193,11 +184,8 @@ class BadCapture(FeatCalError):
         super().__init__(", ".join(modules), problem, way_out)
 
 
-# While it runs
-
-
 class SingularGram(FeatCalError):
-    """Report Gram matrices of features whose linear system cannot be solved."""
+    """Report a site whose linear system has no finite solution."""
 
     def __init__(self, site: str, ridge: float, width: int, *ways_out: str):
         default = (
@@ -205,7 +193,7 @@ class SingularGram(FeatCalError):
             "use more samples, or a larger ridge, or",
             "look for activations that overflow: NaN or infinite features have this effect too.",
         )
-        problem = f"the Gram matrix of {width} features has no Cholesky factor at ridge={ridge:g}"
+        problem = f"the sums over {width} features have no finite solution at ridge={ridge:g}"
         super().__init__(site, problem, *(ways_out or default))
 
 

@@ -48,9 +48,9 @@ def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]
             locked(lock)  # released by the system if this process dies
             yield hidden
             old = _hidden(path, "old")
-            if path.exists():
-                _move(path, old, path)
             try:
+                if path.exists():
+                    _move(path, old, path)
                 _move(hidden, path)
             except BaseException:
                 if old.exists():

@@ -1,8 +1,6 @@
-"""A hub on this machine: folders served by HTTP as huggingface_hub and datasets ask the real one
-for public repositories.
+"""A hub on this machine: folders served by HTTP as huggingface_hub and datasets ask the real one.
 
-Knows the paths that downloading uses, and one account. No xet, and no exported parquet of the data
-set viewer.
+Knows the paths that downloading uses, and one account; no xet, no parquet of the data set viewer.
 """
 
 import hashlib
@@ -76,9 +74,7 @@ class HubServer:
     """
 
     def __init__(
-        self,
-        repositories: Mapping[str, Path | Mapping[str, Path]],
-        gated: Collection[str] = (),
+        self, repositories: Mapping[str, Path | Mapping[str, Path]], gated: Collection[str] = ()
     ):
         self.repositories: dict[str, dict[str, Commit]] = {}
         for name, at in repositories.items():

@@ -1,5 +1,4 @@
-"""Pages run in this process instead of a kernel each: the same cells, parameters and outputs,
-without seconds of start.
+"""Pages run in this process instead of a kernel each: the same cells, parameters and outputs.
 
 What only a kernel can show (another process, other bytes) is asked of a small page in
 test_notebooks.py, and of those that the Makefile names by nbval.

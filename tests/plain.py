@@ -1,5 +1,4 @@
-"""Algorithm 1 for any family in numpy, from whole forwards of the models: no replay, no carried
-arguments, nothing shared, streamed or fed on by hand.
+"""Algorithm 1 for any family in numpy, from whole forwards: nothing replayed, shared or streamed.
 
 Block by block, student and experts run from end to end and hooks keep what reaches the block's
 modules. Padding is dropped row by row. Every linear has its own Gram matrix, every token is

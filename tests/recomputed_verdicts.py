@@ -1,7 +1,6 @@
 """Compute every verdict again from claims.yaml and the result files, with csv, json and numpy.
 
-Written from the words at the top of claims.yaml and from the book's page Claims, not from
-reproduction.report, of which nothing is imported.
+Written from the words of claims.yaml and the book's page Claims; imports no reproduction.report.
 """
 
 import csv
@@ -146,9 +145,7 @@ class Results:
         return [(sign * claim["times"], left), (-sign, right)]
 
     def compared(self, claim: dict) -> tuple[float, float, bool] | None:
-        """Σ weight·mean, two standard errors, and whether these are known; None where something was
-        not run.
-        """
+        """Σ weight·mean, two standard errors, and whether these are known; None if not all was run."""
         parts, tasks, measure = [], {}, claim["measure"]
         for weight, one in self.terms(claim):
             rows = self.chosen(claim, one)
@@ -300,9 +297,7 @@ def word_of(margin: float, noise: float) -> str:
 
 
 def worst(parts: list[tuple[str, float, float]]) -> tuple[str, float, float]:
-    """The part that decides: the clearest failure, else the least clear of those that keep the
-    whole from holding.
-    """
+    """The part that decides: the clearest failure, else what is least clear to hold."""
     words = {word for word, _, _ in parts}
     if not parts or "not run" in words:
         return NOT_RUN
@@ -312,9 +307,7 @@ def worst(parts: list[tuple[str, float, float]]) -> tuple[str, float, float]:
 
 
 def together(parts):
-    """Terms about the very same rows as one term: 2·left is one model, not two that were drawn
-    independently.
-    """
+    """Terms about the very same rows as one term: 2·left is one model, not two drawn apart."""
     found = []
     for weight, rows in parts:
         earlier = sum(other for other, own in found if own == rows)

@@ -16,9 +16,7 @@ from pipeline import PAGES, ROOT, SETTINGS, files
 
 @cache
 def resolved() -> networkx.DiGraph:
-    """Return the graph of all stages by name, with edges to the stages they need; nodes have
-    command, file, paths and the settings they read.
-    """
+    """Return the graph of all stages: command, file, paths and settings, with edges to their needs."""
     from dvc.repo import Repo
 
     graph = networkx.DiGraph()

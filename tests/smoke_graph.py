@@ -28,10 +28,7 @@ LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "boo
 DEPTH = {"clip_b32": 2, "flan_t5_base": 1, "llama_3b": 1}  # blocks left of a base's lists
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
 BRIEFLY = {"steps": 3, "samples": None, "batch": 8}
-SHORT: dict[str, dict] = {
-    "wudi": {"variant": "fusion_bench", "steps": 2},
-    "adamerging": BRIEFLY,
-}
+SHORT: dict[str, dict] = {"wudi": {"variant": "fusion_bench", "steps": 2}, "adamerging": BRIEFLY}
 # One of each kind is run, the others are null.
 RUN = {
     "calibrate": ("average", "task_arithmetic"),

@@ -32,9 +32,7 @@ def model(key: tuple[str, str, str]) -> Row:
 
 
 def write_answers(path: Path, rows: list[Row], columns: tuple[str, ...] = SCORES) -> None:
-    """Write scores, and next to them which samples are right: as many as an accuracy says, which
-    has to be a whole number of samples.
-    """
+    """Write scores, and next to them which samples are right: a whole number of samples."""
     write_scores(path, [row | {"correct": _correct(row)} for row in rows], columns)
 
 

@@ -1,8 +1,6 @@
-"""Result files with invented, clearly regular numbers, in the formats of results/, for tests of the
-report and the book.
+"""Result files with invented, clearly regular numbers, for tests of the report and the book.
 
-No number here was measured: base 50, merged 60, Surgery 70, FeatCal 80, experts 90 with small
-regular steps from task to task.
+Base 50, merged 60, Surgery 70, FeatCal 80, experts 90, with small steps from task to task.
 """
 
 import atexit
@@ -51,9 +49,7 @@ SECONDS = {"featcal": 5.0, "surgery": 4.0, "prob_surgery": 4.5}  # as published 
 def write_project(
     root: Path, suite: str = "mini", empty: bool = False, tasks: list[str] | None = None
 ) -> Path:
-    """Make a folder that pages take for the project, without results when `empty`; return its
-    folder of results.
-    """
+    """Make a folder that pages take for the project; return its results, none when `empty`."""
     text = (ROOT / "params.yaml").read_text()
     (root / "params.yaml").write_text(re.sub(r"(?m)^suite: \w+", f"suite: {suite}", text))
     shutil.copytree(ROOT / "suites", root / "suites")

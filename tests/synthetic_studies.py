@@ -1,6 +1,4 @@
-"""Invented results of studies, with known relations between methods: damaged images, sweeps, drawn
-parts, unstated choices.
-"""
+"""Invented results of studies, with known relations between methods."""
 
 from itertools import product
 from pathlib import Path
@@ -52,9 +50,7 @@ def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None
 
 
 def write_corrupted(folder: Path, shared: dict, tasks: list[str]) -> None:
-    """FeatCal loses 4 points by every kind of damage, 1 at the paper's settings; Surgery 12, on
-    training images 13.
-    """
+    """FeatCal loses 4 points by every damage, 1 at the paper's settings; Surgery 12, on training 13."""
     levels = {("featcal", "suite"): 76.0, ("featcal", "paper"): 71.0}
     levels |= {("surgery", "suite"): 58.0, ("surgery", "suite_train"): 57.0}
     one, rows = shared | {"upstream": "task_arithmetic", "metric": "accuracy", "count": COUNT}, []
@@ -99,9 +95,7 @@ def write_field(folder: Path, shared: dict, tasks: list[str]) -> None:
 
 
 def write_choices(folder: Path, suite: str) -> None:
-    """The study of unstated choices, of both language models: what is read moves the score, what is
-    solved does not.
-    """
+    """The study of unstated choices: what is read moves the score, what is solved does not."""
     for role, pool, task in (("flan_t5_base", "glue", "rte"), ("llama_3b", "mergebench", "gsm8k")):
         shared = {"suite": suite, "role": role, "pool": pool, "task": task}
         shared |= model(("task_arithmetic", "featcal", "paper"))
@@ -114,9 +108,7 @@ def write_choices(folder: Path, suite: str) -> None:
 
 
 def _sweep(shared, tasks):
-    """Accuracy 80 where chosen, elsewhere 4 points lower on task arithmetic and 8 on WUDI; the
-    small λ all do alike.
-    """
+    """Accuracy 80 where chosen, elsewhere 4 points lower, on WUDI 8; the small λ all do alike."""
     one = shared | {"method": "featcal", "metric": "accuracy", "seed": "42", "count": COUNT}
     for (upstream, lost), (parameter, (chosen, values)) in product(
         (("task_arithmetic", 4.0), ("wudi", 8.0)), SWEPT.items()

@@ -1,6 +1,4 @@
-"""`pip install .` installs the library alone, which calibrates without the reproduction's needs and
-changes no global state when it is imported.
-"""
+"""`pip install .` installs the library alone, which works without the reproduction's needs."""
 
 import os
 import shutil

@@ -66,13 +66,13 @@ def calibrate(
     closed form (Algorithm 1).
 
     Models given as folders are streamed: only the current block is in memory, and the next expert's
-    block is read ahead. Modules are not modified. Of a whole CLIP the vision tower is calibrated.
+    block is read ahead. Modules are not modified. Of a CLIP folder the vision tower is calibrated.
 
     Args:
         merged, base, experts: modules or checkpoint folders of one architecture.
         batches: per task an iterable of keyword mappings for the model's forward, such as
-            {"pixel_values": x} (T5: {"input_ids": i, "attention_mask": m, "labels": l}). Read once;
-            kept for models with several stacks.
+            {"pixel_values": x} (T5: {"input_ids": i, "attention_mask": m, "labels": l}). Lists are
+            read several times, iterators once.
         settings: λ, ρ, α and the switches of the method; `Calibration()` has the paper's for CLIP.
             Default: "auto" holds out a quarter of each task's samples (4 to 64), calibrates a few
             candidates on up to 32 of the others, and rejects those whose answers are worse than the
@@ -105,17 +105,17 @@ def calibrate(
 
     Returns: Result with model (None with `out`), folder (None without), a record per block and,
         with `held_out`, the drift from every expert.
-    Raises: FeatCalError for models or batches that do not fit, before any block is changed.
+    Raises: FeatCalError; modules stay as they were given, and no folder is written.
     """
     ranks = current()
-    default = tempfile.gettempdir() if out is None else scratch_folder(Path(out))
-    scratch = Path(work or default)
+    given = Path(work or tempfile.gettempdir())
+    scratch = given if out is None else scratch_folder(Path(out), given if work else None)
     with ranks.fail_together(), ExitStack() as opened:
         check_tasks(experts, batches)
         check_arguments(experts, settings, held_out, host_memory)
         if out is not None:
             require_replaceable(Path(out))
-            require(not scratch.is_file(), "work", str(scratch), "names a file; name a folder")
+            require(not given.is_file(), "work", str(given), "names a file; name a folder")
             for path in filter(None, (out, work)) if ranks.first else ():
                 opened.enter_context(claimed(path))
         own = {task: experts[task] for task in ranks.mine(experts)}
@@ -148,7 +148,7 @@ def calibrate(
         run = Run(models, spool, ranks, block_drift, resume, report=report)
         student, choice = Student(models.student, models.settings, folder), None
         if settings == "auto":
-            parts = choose.split({task: batches[task] for task in models.experts}, spool)
+            parts = choose.split(batches, models, spool)
             if any(ranks.gathered({min(own): parts is None}).values()):
                 choice = choose.TOO_FEW
             else:
@@ -189,6 +189,8 @@ def calibrate(
             solved = folder.solved_values(models.plan) if used else lambda _: None
             write_calibrated(models.student, models.base, solved, Path(out), result, card)
     folder.remove()
+    if work and ranks.first and not any(given.iterdir()):
+        given.rmdir()
     return replace(result, model=None, folder=Path(out))
 
 
@@ -214,7 +216,8 @@ def best_candidate(
             except BadSetting as error:
                 if error.key != "calibrate.residual":  # nothing writes into the residual stream
                     raise
-                for student in group:
+                for student in group:  # blocks before the one that raised are already changed
+                    student.handle, student.blocks = models.student_copy(), []
                     student.settings = student.settings.but(residual=0.0)
                 sweep(run, group, few)
         handles = {name: calibrated_handle(models, one) for name, one in students.items()}

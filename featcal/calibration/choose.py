@@ -21,16 +21,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, normalize
 
-from featcal.calibration.features import Models
+from featcal.calibration.features import NO_SAMPLES, Models
 from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.moments import token_weights
 from featcal.core.precision import SUM_DTYPE, wide
-from featcal.errors import BadFile, NotFinite
+from featcal.errors import BadBatches, BadFile, NotFinite
 from featcal.models.batch import (
     Batch,
     Batches,
     TaskBatches,
+    check_batch,
     naming,
     output_embeddings,
     padding_mask,
@@ -128,17 +129,22 @@ def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
     return few, ~held_out | few.equal(~held_out), held_out
 
 
-def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Part]] | None:
-    """Return each task's parts, or None if one has too few. Iterators are read into the spool."""
+def split(
+    batches: TaskBatches, models: Models, spool: Spool
+) -> dict[str, tuple[Part, Part, Part]] | None:
+    """Return each task's parts, or None if one has too few. What is no sequence is spooled."""
     parts = {}
-    for task, given in batches.items():
+    for task, expert in models.experts.items():
+        given = batches[task]
         own = given if isinstance(given, Sequence) else SpooledList(spool, given)
-        n = sum(map(sample_count, own))
-        if n < FEWEST:
-            return None
-        few, last, held_out = (Part(own, mask) for mask in parts_of(n))
-        parts[task] = few, last, held_out
-    return parts
+        for number, batch in enumerate(own):
+            check_batch(task, number, batch, expert.module)
+        if (n := sum(map(sample_count, own))) == 0:
+            raise BadBatches(task, NO_SAMPLES)
+        if n >= FEWEST:
+            few, last, held_out = (Part(own, mask) for mask in parts_of(n))
+            parts[task] = few, last, held_out
+    return parts if parts.keys() == models.experts.keys() else None
 
 
 def divergences(

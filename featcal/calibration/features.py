@@ -4,7 +4,8 @@ import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -183,14 +184,17 @@ def fingerprint(
     for stack in models.plan.stacks:
         rule = models.plan.rule(stack)
         code = getattr(rule, "__code__", None)
-        digest.add(stack.name, stack.blocks, stack.mask, getattr(rule, "__qualname__", type(rule)))
+        cells = [cell.cell_contents for cell in getattr(rule, "__closure__", None) or ()]
+        named = getattr(rule, "__qualname__", rule), getattr(rule, "__defaults__", None)
+        digest.add(replace(stack, token_rule=None), *named, *cells)
         digest.add(*(code.co_code, code.co_consts, code.co_names) if code else ())
     roles = {"merged": models.merged, "base": models.base}
     roles |= {f"expert {task}": expert for task, expert in models.experts.items()}
     for role, handle in roles.items():
         digest.add(role)
         if isinstance(handle, InMemoryModel):
-            digest.add(*(part for named in handle.module.named_parameters() for part in named))
+            values = chain(handle.module.named_parameters(), handle.module.named_buffers())
+            digest.add(getattr(handle.module, "config", ""), *chain.from_iterable(values))
             continue
         for file in sorted([handle.folder / "config.json", *handle.folder.glob("*.safetensors")]):
             state = file.stat()  # the whole may be too large to read

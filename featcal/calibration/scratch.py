@@ -198,9 +198,9 @@ def check_sum(parameters: Mapping[str, Tensor], record: str) -> str:
     return str(Digest(record, *(part for item in sorted(parameters.items()) for part in item)))
 
 
-def scratch_folder(out: Path) -> Path:
-    """Return the default folder for solved blocks: a hidden one next to the result."""
-    return out.with_name(f".{out.name}.unfinished")
+def scratch_folder(out: Path, work: Path | None = None) -> Path:
+    """Return the hidden folder for solved blocks, in `work` or next to the result."""
+    return (work or out.parent) / f".{out.name}.unfinished"
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):

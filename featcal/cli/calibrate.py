@@ -14,6 +14,7 @@ from featcal.cli import options, output
 from featcal.cli.inputs import Inputs, Request, differing_vocabularies, read_inputs, whole_experts
 from featcal.cli.output import note, progress_bar, say, say_json, table
 from featcal.errors import BadPlan
+from featcal.files import write_json
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     if device.type == "cpu":
         return_large_blocks()
     with (
-        whole_experts(inputs, keys.work or scratch_folder(request.out), mine) as experts,
+        whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts,
         progress_bar(sweeps * blocks + (held_out is not None), "calibrating") as progress,
     ):
         try:
@@ -152,7 +153,8 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     models = card.models_record(inputs.base, inputs.experts, request.out)
     drawn = {"seed": request.draw.seed, "split": request.draw.split}
     counts = {task: draws[task].samples for task in sorted(draws)}
-    card.add_to_record(request.out, **models, **drawn, samples=counts)
+    record = {**card.read_record(request.out), **models, **drawn, "samples": counts}
+    write_json(request.out / card.RECORD, dict(sorted(record.items())))
     return result
 
 
@@ -286,6 +288,6 @@ def show_result(result: card.Result, as_json: bool) -> None:
         table(title, ["block", "drift", "cosine", "tokens"], card.block_rows(result.blocks))
         title = "drift from each expert after the last block"
         table(title, card.DRIFT_COLUMNS, card.drift_rows(result.drift))
-        say(f"calibrated model: {result.folder}")
+        say(f"{'calibrated' if result.settings else 'merged'} model: {result.folder}")
     for sentence in card.worse(result.drift):
         note(f"warning: {sentence}")

@@ -24,7 +24,7 @@ SKIP = "First samples to leave out. Default: those that calibration used."
 SEED = "Random seed for drawing samples. Default: as in the calibration, else 42."
 SAMPLES = "Samples per task. Default: 64, or what is left."
 MOST = 64  # samples of a task by default
-OTHERS = "; give more, take other ones (--set split=test), or use all of them (--skip 0)"
+OTHERS = "; give more, take another split if there is one, or use all of them (--skip 0)"
 SETTINGS = (options.SamplingAndBlocks(),)
 MEASURES = {  # by field of Agreement: column, number format, factor, and its name in the model card
     "relative_drift": ("drift", ".3f", 1, "relative drift from the expert's features"),
@@ -78,6 +78,8 @@ def compare(
     if skip is None and any(own.skip for own in draws.values()):
         listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())
         note(f"left out, because calibration used them: the first samples of {listed}")
+    elif skip is None and len(same) < sum(one.get("split") == draw.split for one in used):
+        note("calibration drew with another seed, so some of these samples may be its own")
     agreements = agreements_of(models, request, draws)
     if as_json:
         say_json({"agreement": [asdict(one) for one in agreements]})

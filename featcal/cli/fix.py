@@ -1,5 +1,6 @@
 """`featcal fix`: calibrate a merged model, and check on held-out samples that it is better."""
 
+from os.path import normpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ LEFT, FEWEST, SPARE = 0.25, 4, 64  # share of a task's samples held out, within 
 LEAST = 12  # samples of a task: those held out, and what the choice of settings needs
 ERRORS = 2  # standard errors beyond which a difference counts
 BEFORE, AFTER = "before", "after"
-VERDICTS = {"better": "better", "worse": "worse", "same": "the same"}  # in a sentence
+VERDICTS = {"better": "better", "worse": "worse", "same": "not clearly different"}  # in a sentence
 EPILOG = f"""A quarter of each task's samples ({FEWEST} to {SPARE}) is held out and used to compare the
 model before and after. The others calibrate it, with settings chosen as by featcal calibrate.
 Each task needs at least {LEAST} samples.
@@ -53,7 +54,7 @@ def fix(
     if out is None:
         hub = hub_checkpoint(inputs.merged)
         own = Path(hub[0].split("/")[1]) if hub else inputs.merged
-        out = own.with_name(f"{own.resolve().name}-calibrated")
+        out = Path(normpath(own / ".." / f"{own.resolve().name}-calibrated"))
     new_folder(out, force, inputs.folders)
     require_room(inputs.merged, out, None)
     keys = options.Running()

@@ -193,7 +193,6 @@ def show_sites(blocks: "list[BlockShape]") -> None:
     if [site.linears for site in first.sites] != [site.linears for site in last.sites]:
         titles["sites of the last block:"] = last
     for title, block in titles.items():
-        # the experts of a mixture are alike: one row for all
         names = [EXPERT.sub(".*.", ", ".join(site.linears)) for site in block.sites]
         rows = {n: [n, f"{s.d:,}", f"{s.o:,}"] for n, s in zip(names, block.sites, strict=True)}
         table(title, ["linears", "inputs", "outputs"], list(rows.values()))

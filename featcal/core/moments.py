@@ -122,7 +122,7 @@ class Drift:
 
     def add(self, h: Tensor, h_exp: Tensor, w: Tensor | None = None) -> None:
         """Add rows h, h_exp (..., d) with weights w (...), or 1 each; sums are float64."""
-        norm = torch.linalg.vector_norm
+        h, h_exp, norm = wide(h), wide(h_exp), torch.linalg.vector_norm
         distance, length = norm(h - h_exp, dim=-1), norm(h_exp, dim=-1)  # (...), (...)
         lengths = (norm(h, dim=-1) * length).clamp_min(torch.finfo(h.dtype).tiny)
         cosine, one = (h * h_exp).sum(-1) / lengths, torch.ones_like(length)

@@ -161,7 +161,7 @@ def solve_ridge(
         site: its name in the error.
 
     Returns: weight (o, d) and bias (o,), float64, contiguous.
-    Raises: SingularGram if the left side has no Cholesky factor.
+    Raises: SingularGram if the left side has no Cholesky factor, or the right side is not finite.
     """
     A, a = A.to(SUM_DTYPE), a.to(SUM_DTYPE)
     diagonal = system.left.diagonal()
@@ -170,7 +170,7 @@ def solve_ridge(
     diagonal += ridge  # Σ ωG + λI
     weight = system.right.add_(A.T, alpha=ridge)  # (d, o)  Σ ω C Wᵀ + λAᵀ
     factor = cholesky(system.left)
-    if factor is None:
+    if factor is None or not weight.sum().isfinite():
         raise SingularGram(site, ridge, len(system.left))
     for L, upper in ((factor, False), (factor.mT, True)):  # L Lᵀ Wᵀ = right side
         torch.linalg.solve_triangular(L, weight, upper=upper, out=weight)
@@ -265,4 +265,4 @@ def lowest(error: Callable[[float], float]) -> float:
             lower = next((best + side for side in sides if at(best + side) < at(best)), None)
             moved = lower is not None
             best = best if lower is None else lower
-    return 10**best if at(best) < 0 else inf
+    return inf if at(best) >= 0 else 10**best  # NaN is for `solve_ridge` to report

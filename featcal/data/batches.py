@@ -101,6 +101,7 @@ def load_batches(
     require(isinstance(data, Mapping), "load_batches", type(data).__name__, expected)
     for name, number, least in (("samples", samples, 1), ("batch", batch, 1), ("seed", seed, 0)):
         require(number >= least, f"load_batches.{name}", number, f"must be at least {least}")
+    require(tokens is None or tokens >= 1, "load_batches.tokens", tokens, "must be at least 1")
     locations = {task: location_of("load_batches", str(path)) for task, path in data.items()}
     draw = Draw(samples, seed, batch, split, tokens, dtype, columns=columns)
     return drawn(skeleton(model), [Path(model)], locations, draw)
@@ -155,8 +156,7 @@ def token_batches(
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
     """
     texts = [reader.tokens(samples[row]) for row in rows]
-    # stable: ties keep the order of the draw
-    texts.sort(key=lambda text: (-len(text.ids), -len(text.target or ())))
+    texts.sort(key=lambda text: (-len(text.ids), -len(text.target or ())))  # ties stay as drawn
     parts = cut(texts, size, most)
 
     def make() -> Iterator[Batch]:

@@ -252,7 +252,7 @@ def reaching(
             raise DiskFull(constants.HF_HUB_CACHE) from None
         problem = "not in the local Hugging Face cache, and downloading it failed"
         ways_out = [
-            "run again with network access (what was downloaded before is kept), or",
+            "check the name or path, or run again with network access, or",
             "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any "
             "connection)",
         ]

@@ -147,7 +147,7 @@ def _form(origin: str, keys: Sequence[str], columns: Mapping[str, str]) -> tuple
     listed = shorten(", ".join(keys), 200) or "nothing"
     problem = f"holds {listed}, which makes no text sample"
     problem = f"has no column {absent[0]!r}; it holds {listed}" if absent else problem
-    raise BadData(origin, problem, WANTED, "name other columns with --column text=QUESTION")
+    raise BadData(origin, problem, WANTED, "name other columns with --column text=COLUMN")
 
 
 def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:

@@ -38,7 +38,7 @@ Samples = Any
 Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
 WAYS = {
     "head": "the largest score of the model's own classes",
-    "likelihood": "the label whose text is the most likely after the text",
+    "likelihood": "the label most likely to follow the text",
     "vectors": "the label whose text has the nearest vector",
 }
 
@@ -263,7 +263,7 @@ def likelihoods(texts: TextModel, data: Labelled, template: str) -> Tensor:
         context = reader.tokenizer(text)["input_ids"]
         for label in labels:
             if has_decoder:
-                rows.append((context[: reader.length], reader.tokenizer(label)["input_ids"], 0))
+                rows.append((reader.ids(sample, text), reader.tokenizer(label)["input_ids"], 0))
                 continue
             whole = reader.tokenizer(text + label)["input_ids"]
             shared = min(len(whole), len(context))

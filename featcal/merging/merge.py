@@ -269,7 +269,8 @@ def open_merge(
     known = embeddings in ("merge", "base")
     require(known, "merge.embeddings", embeddings, "must be merge or base")
     require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
-    progress, listed = progress or (lambda line: None), isinstance(experts, Mapping | Sequence)
+    progress = progress or (lambda line: None)
+    listed = isinstance(experts, Mapping | Sequence) and not isinstance(experts, str)
     require(listed, "merge.experts", type(experts).__name__, "must be a dictionary or a list")
     require(len(experts) > 0, "merge.experts", experts, "must hold at least one expert")
     if not isinstance(experts, Mapping):

@@ -129,10 +129,7 @@ def method_named(name: object, section: str = "merge") -> Method:
 
 
 def settings_of(name: object, given: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """Check a method's settings and fill in defaults. Raises: UnknownKey, BadSetting.
-
-    section: names the settings in messages. Default: merge.<method>.
-    """
+    """Check a method's settings, named `section`, and fill in defaults. Raises: BadSetting."""
     settings = method_named(name, section or "merge").settings
     return dict(settings.from_mapping(given, section or f"merge.{name}"))
 

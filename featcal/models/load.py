@@ -167,7 +167,8 @@ def torch_device(name: str | torch.device) -> torch.device:
     gpu = torch.cuda.is_available()
     try:
         device = torch.device(("cuda" if gpu else "cpu") if name == "auto" else name)
-    except (RuntimeError, TypeError, ValueError):
+        torch.empty(0, device="cpu" if device.type == "cuda" else device)
+    except (AssertionError, RuntimeError, TypeError, ValueError):
         raise BadSetting("device", name, "must be cpu, cuda, auto or a device of torch") from None
     if device.type == "cuda" and not gpu:
         raise BadSetting("device", name, "needs a GPU that torch can use; auto or cpu run without")

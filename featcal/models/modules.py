@@ -59,9 +59,8 @@ class Unpacked(nn.Module):
         for number, (gate_up, down) in enumerate(weights):
             self.add_module(str(number), ExpertMLP(gate_up, down, packed.act_fn))  # type: ignore[arg-type]
         self.rows: list[Tensor] = []  # tokens last routed to each, as rows of (batch · tokens, d)
-        self.lead: list[Tensor] | None = (
-            None  # the leader's rows, on which hooks see the experts run
-        )
+        # the leader's rows, on which hooks see the experts run
+        self.lead: list[Tensor] | None = None
 
     @property
     def work(self) -> int:

@@ -74,6 +74,8 @@ class BlockPlan:
         if other := [type(stack).__name__ for stack in stacks if not isinstance(stack, Stack)]:
             way_out = "give featcal.Stack('name', blocks='path.to.the.ModuleList')"
             raise BadPlan("BlockPlan", f"is given a {other[0]}", way_out)
+        if len({stack.name for stack in stacks}) < len(stacks):
+            raise BadPlan("BlockPlan", "has two stacks of one name", "name each differently")
         if feeds := stacks[-1].feeds:
             problem = f"the last stack, {stacks[-1].name!r}, feeds {feeds!r}, but no stack follows"
             raise BadPlan("BlockPlan", problem)

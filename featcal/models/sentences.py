@@ -126,10 +126,11 @@ def pooling_modes(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
 
 def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
     """Return a Dense module: a linear layer and its activation. Raises: BadFile."""
-    name = str(optional_json(folder / "config.json").get("activation_function", "Tanh"))
-    kind = name.rsplit(".", 1)[-1]
-    if not (folder / "model.safetensors").is_file() or kind not in ACTIVATIONS:
-        problem = f"a dense layer with {name}, or without safetensors, is not supported"
+    config = optional_json(folder / "config.json")
+    kind = str(name := config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
+    stored = (folder / "model.safetensors").is_file() and not config.get("use_residual")
+    if not stored or kind not in ACTIVATIONS:
+        problem = f"a dense layer with {name}, a residual or no safetensors is not supported"
         raise BadFile(folder, problem, USE_LIBRARY)
     tensors, activation = load_file(folder / "model.safetensors"), getattr(nn, kind)()
     W = tensors["linear.weight"]

@@ -57,8 +57,7 @@ def skeleton(
     if kind is CLIPModel and not whole:
         kind = CLIPVisionModel
     try:
-        # some classes draw while being built
-        with quiet_transformers(), torch.random.fork_rng(devices=[]):
+        with quiet_transformers(), torch.random.fork_rng(devices=[]):  # some classes draw
             with torch.device("meta"):
                 config = read_config(kind, folder)
                 module: PreTrainedModel = kind._from_config(config, dtype=dtype).eval()
@@ -150,8 +149,7 @@ def _matches(
     by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
     patterns: dict[str, dict[str, str]] = {}  # by source, by the first name made
     prefix = module.base_model_prefix
-    # parts that are joined are joined in this order
-    for source in sorted(files, key=dot_natural_key):
+    for source in sorted(files, key=dot_natural_key):  # the order in which parts are joined
         name, pattern = rename_source_key(source, renamings, converters, prefix, state)
         if name not in state and source in state:  # a present name that looks like an old one
             name, pattern = rename_source_key(source, [], [], prefix, state)
@@ -184,12 +182,14 @@ class ModelFolder:
                 present[name] = tensor
             else:
                 surplus.append((name, tensor))
+        lacks = not any(name.startswith("pooler.") for name in present)
+        if lacks and self.module.config.architectures == [type(self.module).__name__]:
+            self.module.pooler = None  # encoders run without one
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
         # stored tensors that the model has no place for, such as a head
         self.surplus = [(name, tensor) for name, tensor in surplus if name in unexpected]
-        self.ties = list[
-            list[str]
-        ]()  # names of each parameter; separate where stored values differ
+        # names of each parameter; separate where stored values differ
+        self.ties = list[list[str]]()
         self.stored = dict[str, LazyTensor]()  # a tied one by its first name
         for names in tied_names(self.module):
             own = {name: present.pop(name) for name in names if name in present}

@@ -36,8 +36,7 @@ HARMLESS = re.compile(
     r"|num_(hidden_|decoder_)?layers|d_model|d_ff|n_embd|n_layer|ffn_dim"
 )
 DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys give them
-# names of one activation
-SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}  # activations
 
 
 class InMemoryModel:
@@ -69,9 +68,8 @@ class StreamedModel(ModelFolder):
     def __init__(
         self,
         folder: str | Path,
-        blocks: Sequence[
-            str
-        ] = (),  # paths of the lists of blocks; other outermost lists are treated alike
+        # paths of the lists of blocks; other outermost lists are treated alike
+        blocks: Sequence[str] = (),
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         *,
@@ -260,7 +258,7 @@ def require_one_family(kinds: Mapping[str, type]) -> None:
         ours, theirs = (getattr(kind, "config_class", None) for kind in (this, that))
         if getattr(ours, "__module__", None) != getattr(theirs, "__module__", None):
             named = here, this.__name__, there, that.__name__
-            alike = "if one computes as the other does, write its class into config.json"
+            alike = "if both compute alike, give them the same class in config.json"
             way_out = f"all models must be of one family; {alike}"
             raise TensorsDiffer("the architecture", *named, way_out)
 

@@ -115,9 +115,6 @@ def test_settings_that_do_not_fit_are_refused_by_name():
         featcal.surgery(*call(texts(FAMILIES["llama"])), features="unit")
 
 
-# Language models
-
-
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_adapters_of_a_language_model_correct_the_input_of_its_head(name):
     given = texts(FAMILIES[name])

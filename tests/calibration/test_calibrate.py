@@ -146,10 +146,10 @@ def spoil(model, name, value):
     return model
 
 
-def refused(error, given):
+def refused(error, given, settings=PAPER):
     """The message with which an experiment is refused."""
     with pytest.raises(error) as caught:
-        calibrate(**given, settings=PAPER)
+        calibrate(**given, settings=settings)
     return str(caught.value)
 
 
@@ -168,6 +168,7 @@ def pixels(*shape, value=0.0):
     return {"pixel_values": torch.full(shape, value, dtype=torch.float64)}
 
 
+@pytest.mark.parametrize("settings", [PAPER, "auto"])
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
@@ -181,13 +182,13 @@ def pixels(*shape, value=0.0):
         (None, "['svhn']: is missing for the expert of that name; did you mean 'svnh'"),
     ],
 )
-def test_unusable_batches_name_the_task_and_what_is_wrong(bad, says):
+def test_unusable_batches_name_the_task_and_what_is_wrong(bad, says, settings):
     given = experiment()
     if bad is None:
         given["batches"]["svnh"] = given["batches"].pop("svhn")
     else:
         given["batches"]["svhn"] = bad
-    message = refused(BadBatches, given)
+    message = refused(BadBatches, given, PAPER if "refused" in says else settings)
     assert "svhn" in message and says in message
 
 

@@ -6,7 +6,8 @@ import torch
 from families import FAMILIES
 from test_mixtures import given  # noqa: F401 - a fixture
 from test_streaming import written
-from tiny import PAPER, experiment, same_bits, seeded
+from tiny import PAPER, experiment, make, same_bits, seeded, shifted
+from torch import nn
 from torch.nn.functional import log_softmax
 
 from featcal import calibrate
@@ -44,16 +45,42 @@ def noted(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("family", ["clip", "t5", "gemma2"])
+class Half(nn.Module):
+    """A block that adds its output to its input, or not."""
+
+    def __init__(self, adds):
+        super().__init__()
+        self.fc, self.adds = nn.Linear(8, 8), adds
+
+    def forward(self, x):
+        return x + self.fc(x) if self.adds else self.fc(x)
+
+
+class Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Half(True), Half(False)])
+
+    def forward(self, x):
+        return self.blocks[1](self.blocks[0](x))
+
+
+def halves():
+    base, x = make(Halves), torch.randn(16, 3, 8, generator=seeded(0), dtype=torch.float64)
+    given = {"merged": shifted(base, 5, 0.1), "base": base, "batches": {"a": [{"x": x}]}}
+    return given | {"experts": {"a": shifted(base, 1, 0.3)}}
+
+
+@pytest.mark.parametrize("family", ["clip", "t5", "gemma2", "halves"])
 def test_students_of_one_sweep_are_those_calibrated_alone(family, few_samples, monkeypatch):
-    """T5's decoder follows two encoders; Gemma 2 has nothing that writes into its stream."""
+    """T5's decoder follows two encoders; Gemma 2, or its last block, writes into no stream."""
     seen = noted(monkeypatch)
-    given = families.experiment(FAMILIES[family])
+    given = halves() if family == "halves" else families.experiment(FAMILIES[family])
     calibrate(**given)
     models, *_ = seen
     parts = {task: Part(own, few_of(own)) for task, own in given["batches"].items()}
     for name, settings in FEW.items():
-        if family == "gemma2":
+        if family in ("gemma2", "halves"):
             settings = settings.but(residual=0.0)
         alone = calibrate(**given | {"batches": parts}, settings=settings).model
         for p, q in zip(alone.parameters(), models[name].parameters(), strict=True):

@@ -138,6 +138,11 @@ def test_block_missing_at_the_end_is_one_error(tmp_path, monkeypatch):
 
 
 CHANGES = ["model", "batches", "settings", "token_weights", "not wanted", "weights of a folder"]
+CHANGES += ["captured by token_weights", "config"]
+
+
+def every_token_is(value):
+    return lambda module, last, shape: torch.full(shape, value)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -145,6 +150,8 @@ def test_solved_blocks_of_another_run_are_not_used(tmp_path, monkeypatch, change
     given, settings, more = experiment(), PAPER, {}
     if change == "weights of a folder":  # its files keep their sizes
         given["base"] = save_model(given["base"], tmp_path / "base")
+    elif change == "captured by token_weights":
+        given["token_weights"] = every_token_is(1.0)
     killed_after(monkeypatch, 2, tmp_path / "out", given)
     if change == "model":
         given["experts"]["dtd"] = tiny.shifted(given["experts"]["dtd"], 5, 1e-3)
@@ -156,6 +163,10 @@ def test_solved_blocks_of_another_run_are_not_used(tmp_path, monkeypatch, change
         more = {"token_weights": lambda module, last, shape: torch.ones(shape)}
     elif change == "not wanted":
         more = {"resume": False}
+    elif change == "captured by token_weights":
+        given["token_weights"] = every_token_is(2.0)
+    elif change == "config":  # as of rotations, of which no parameter tells
+        given["base"].config.attention_dropout = 0.5
     else:
         save_model(tiny.shifted(deep(torch.float32), 3, 1e-3), tmp_path / "base")
     undisturbed, _ = finished(tmp_path / "whole", given, settings, **more)
@@ -176,11 +187,17 @@ def killing_itself(_, rank, world, port, folder):
 def test_sigkill_leaves_only_what_resuming_needs(tmp_path):
     out, work = tmp_path / "out", tmp_path / "work"
     assert processes.run(killing_itself, None, 1, tmp_path) == [-signal.SIGKILL]
-    assert not out.exists() and len(list((work / "blocks").iterdir())) == 2
+    assert not out.exists() and len(list((work / ".out.unfinished/blocks").iterdir())) == 2
     undisturbed, _ = finished(tmp_path / "whole", experiment())
     again, resumed = finished(out, experiment(), work=work, host_memory=0)
     assert again == undisturbed and resumed == [True, True, False, False]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+def test_other_files_in_the_work_folder_stay(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    finished(tmp_path / "out", experiment(), work=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "out"]
 
 
 def test_two_runs_with_one_result_or_in_one_folder_are_refused(tmp_path):

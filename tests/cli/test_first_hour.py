@@ -53,6 +53,12 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(m
     assert "math: 12 samples, 8 to calibrate, 4 held out" in noted
 
 
+def test_fix_of_the_current_folder_writes_next_to_it(merged, monkeypatch):
+    monkeypatch.chdir(merged)
+    assert cli.main(["fix", ".", *(part.replace("=", "=../") for part in BY_NAME)]) == 0
+    assert Path("../merged-calibrated/model.safetensors").is_file()
+
+
 def test_a_record_holds_no_path_of_the_machine_and_moves_with_its_models(merged, tmp_path, capsys):
     text = (merged / "featcal.json").read_text()
     assert json.loads(text)["base"] == "../base" and str(tmp_path) not in text
@@ -72,6 +78,8 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
     assert [row["kl"] for row in rows] == [
         one.kl for one in featcal.compare({"merged": "merged", "new": "new"}, EXPERTS, batches)
     ]
+    assert cli.main([*compared, "--seed", "7"]) == 0
+    assert "another seed" in capsys.readouterr().err
     assert cli.main([*arguments[:-1], "12", "--out", "all"]) == 0
     message = refused([*compared[:-5], "new=all", *BY_NAME], Path(), capsys)
     assert "more than the 12 samples that are left out" in message

@@ -15,9 +15,7 @@ ALPHA = 0.7
 
 
 def rows(seed, samples=20, tokens=6, d=12, o=5, noise=1.0):
-    """Rows with the number of their sample, the expert's linear, and noise that halves do not
-    share.
-    """
+    """Rows with their sample's number, the expert's linear, and noise that halves do not share."""
     g = seeded(seed)
 
     def r(*shape):

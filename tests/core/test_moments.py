@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import seeded
 
-from featcal.core.moments import Moments, token_weights
+from featcal.core.moments import Drift, Moments, token_weights
 from featcal.core.precision import exact_products
 from featcal.core.ridge import RidgeSystem, solve_ridge, task_system
 from featcal.errors import BadSetting
@@ -14,6 +14,16 @@ from featcal.errors import BadSetting
 def test_a_rule_that_gives_no_weights_of_the_tokens_is_refused(rule):
     with pytest.raises(BadSetting, match=r"calibrate\.token_weights.*must be a function"):
         token_weights(rule, "mlp.fc1", True, torch.zeros(2, 5, 3), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_drift_of_features_in_half_precision_is_that_of_their_values(dtype):
+    h, h_exp = torch.randn(2, 5, 64, generator=seeded(0)).mul(40).to(dtype)
+    drift, exact = Drift(), Drift()
+    drift.add(h, h_exp)
+    exact.add(h.double(), h_exp.double())
+    assert drift.relative == pytest.approx(exact.relative, rel=1e-5)
+    assert drift.cosine == pytest.approx(exact.cosine, abs=1e-6)
 
 
 WIDTH, OUTPUTS, TOKENS = 128, 16, 4096

@@ -103,10 +103,12 @@ def test_conditioning_is_a_lower_bound_and_respects_the_bound_of_unit_norm_grams
     assert 1 <= estimate <= true <= (len(tasks) + RIDGE) / RIDGE
 
 
-@pytest.mark.parametrize("broken", [float("nan"), -1.0])
-def test_left_side_without_a_factor_raises_with_the_site_and_a_way_out(broken):
+@pytest.mark.parametrize(
+    ("side", "broken"), [("left", float("nan")), ("left", -1.0), ("right", float("nan"))]
+)
+def test_sums_without_a_finite_solution_raise_with_the_site_and_a_way_out(side, broken):
     total = system([task(1)])
-    total.left[0, 0] = broken
+    getattr(total, side)[0, 0] = broken
     with pytest.raises(SingularGram, match="vision.00.fc1") as error:
         solve_ridge(total, *task(99)[3:], RIDGE, site="vision.00.fc1")
     assert "ridge=0.05" in str(error.value) and "a larger ridge" in str(error.value)

@@ -165,6 +165,9 @@ def test_folders_of_pictures_have_one_numbering_for_all_splits(tmp_path, preproc
     for i, name in enumerate(["train/ant/a.png", "train/bee/b.png", "test/bee/c.png"]):
         (tmp_path / name).parent.mkdir(parents=True)
         picture(seed=i).save(tmp_path / name)
+    for hidden in ("train/.ipynb_checkpoints", "test/__MACOSX"):
+        (tmp_path / hidden).mkdir()
+        picture().save(tmp_path / hidden / "x.png")
     images = load_images(tmp_path, "test", preprocess)
     assert images.classes == ("ant", "bee") == class_names(tmp_path)
     assert images.labels.tolist() == [1]

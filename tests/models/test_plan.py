@@ -46,6 +46,7 @@ def test_models_and_paths_without_one_list_of_blocks_are_refused():
         ((), "at least one stack"),
         ((Stack("a", "x", feeds="h"),), "the last stack, 'a', feeds 'h'"),
         ((Stack("a", "x", feeds="h"), Stack("b", "y")), "'a' feeds 'b', so both need their entry"),
+        ((Stack("a", "x"), Stack("a", "y")), "two stacks of one name"),
     ],
 )
 def test_plan_that_contradicts_itself_is_refused(stacks, says):

@@ -46,6 +46,23 @@ def written(folder, state=TENSORS, **options):
     return folder
 
 
+@pytest.mark.parametrize("renames", [1, 2])
+def test_an_interrupt_right_after_a_rename_leaves_one_whole_folder(tmp_path, monkeypatch, renames):
+    move, moved = featcal.files._move, []
+
+    def interrupted(*paths):
+        move(*paths)
+        moved.append(paths)
+        if len(moved) == renames:
+            raise KeyboardInterrupt
+
+    (tmp_path / "model").mkdir()
+    monkeypatch.setattr(featcal.files, "_move", interrupted)
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "model"):
+        pass
+    assert (tmp_path / "model").is_dir()
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "x")])
 def test_a_failed_write_leaves_the_old_file_and_a_finished_one_replaces_it(tmp_path, error):
     target, folder = tmp_path / "scores.csv", tmp_path / "model"
@@ -212,11 +229,12 @@ def sentence_folder(folder: Path, pooling: dict) -> None:
     save_file({"linear.weight": torch.eye(8, width) + 0.1}, folder / "2_Dense/model.safetensors")
 
 
-@pytest.mark.parametrize("activation", ["torch.nn.Linear", "torch.nn.init", "torch.nn.Threshold"])
-def test_a_dense_layer_with_what_is_no_activation_is_refused(tmp_path, activation):
+@pytest.mark.parametrize("value", ["torch.nn.Linear", "torch.nn.init", "torch.nn.Threshold", True])
+def test_a_dense_layer_with_what_is_no_activation_or_a_residual_is_refused(tmp_path, value):
     sentence_folder(tmp_path, {"pooling_mode": "mean"})
-    (tmp_path / "2_Dense/config.json").write_text(json.dumps({"activation_function": activation}))
-    with pytest.raises(BadFile, match=re.escape(activation)):
+    key = "use_residual" if value is True else "activation_function"
+    (tmp_path / "2_Dense/config.json").write_text(json.dumps({key: value}))
+    with pytest.raises(BadFile, match="a residual" if value is True else re.escape(value)):
         dense_layer(tmp_path / "2_Dense")
 
 

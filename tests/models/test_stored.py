@@ -66,6 +66,14 @@ def test_folders_of_any_names_compute_what_from_pretrained_computes(family, chan
             assert torch.equal(part.weight, head)
 
 
+def test_an_encoder_without_a_pooler_is_read_as_one(tmp_path):
+    bert = make(lambda: tf.BertModel(tf.BertConfig(**TEXT), add_pooling_layer=False))
+    bert.float().save_pretrained(tmp_path)
+    with StreamedModel(tmp_path).running() as module:
+        ours, theirs = (m(**batch_for("bert")).last_hidden_state for m in (module, bert))
+    assert module.pooler is None and torch.equal(ours, theirs)
+
+
 def swiglu(folder):
     """Write a DINOv2 whose files hold gate and up projection as one matrix."""
     config = tf.Dinov2Config(**VISION, use_swiglu_ffn=True)

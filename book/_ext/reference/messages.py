@@ -20,7 +20,7 @@ EXAMPLES: dict[str, tuple[object, ...]] = {
     "HubUnreachable": (
         "tanganke/dtd@main",
         "not in the local Hugging Face cache, and downloading it failed (offline mode is on)",
-        "run again with network access (what was downloaded before is kept), or",
+        "check the name or path, or run again with network access, or",
         "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any connection)",
     ),
     "NotOnHub": (

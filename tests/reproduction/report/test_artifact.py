@@ -63,9 +63,6 @@ def test_the_tolerance_is_that_of_the_comparison():
     assert f"√({allowed['ANSWERS']}/n)" in artifact.TOLERANCE
 
 
-# results for other programs
-
-
 def average(kind, **wanted):
     frame = pd.read_csv(RESULTS / kind / f"clip_b32-8/{kind}.csv", keep_default_na=False)
     own = frame[(frame[list(wanted)] == pd.Series(wanted)).all(axis=1)]

@@ -1,6 +1,4 @@
-"""The book: builds without a warning, and every page works in a browser without a network, wide and
-narrow, light and dark.
-"""
+"""The book: it builds without a warning, and every page works in a browser without a network."""
 
 import re
 import shutil

@@ -134,9 +134,6 @@ def test_rotated_rows_hold_the_corrected_values_in_another_order():
         assert all(e.corrected[cell] != printed[cell] for cell in e.cells), e.id
 
 
-# the paper's own tables, as printed and corrected
-
-
 def failing_in(table):
     """Return the claims of which a part is not met by a reading of the paper's tables."""
     read = {c.id: page.printed_parts(c) for c in claims() if is_printed(c)}
@@ -146,9 +143,7 @@ def failing_in(table):
 
 
 def test_what_fails_in_the_papers_own_numbers_fails_only_as_printed():
-    """Two claims about every task meet rows with shifted cells, two losses a misprinted average;
-    nothing is, once corrected.
-    """
+    """Two claims about every task meet shifted cells, two losses a misprint; corrected, none."""
     failing = {"t8_ta_every_task", "t11_ta_every_task"}
     failing |= {"t10_average_surgery", "t10_average_prob_surgery"}
     assert failing_in(paper_table) == failing and not failing_in(corrected_table)

@@ -1,6 +1,4 @@
-"""Every verdict, held against a second computation that shares no code with the report
-(recomputed_verdicts.py).
-"""
+"""Every verdict, held against a second computation that shares no code (recomputed_verdicts.py)."""
 
 import json
 import re
@@ -75,9 +73,7 @@ def test_verdicts_on_the_second_encoder_are_what_other_code_computes(name, setti
 
 
 def test_a_claim_is_judged_on_texts_as_on_images_that_have_the_same_numbers(tmp_path):
-    """Results of the smaller image model under the real encoder's name: every claim that has a
-    counterpart comes out the same.
-    """
+    """Results of the smaller image model as the real encoder's: every claim comes out the same."""
     images = json.loads((MINI / "suite.json").read_text())["pools"]["20"]
     named = dict(zip(images, texts(), strict=True)) | {IMAGES: REAL}
     words = re.compile(r"(?<![\w-])(" + "|".join(map(re.escape, named)) + r")(?![\w-])")

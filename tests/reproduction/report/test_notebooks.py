@@ -1,5 +1,4 @@
-"""Notebooks: pages without logic, run on the results in git and on none; execution is strict and
-repeats to the byte.
+"""Notebooks: pages without logic, run on the results in git and on none, to the byte.
 
 One page is more than a view of results: the method is worked out on its page.
 """
@@ -159,9 +158,7 @@ def test_the_page_of_the_page_extend_it_runs(results, tmp_path):
 
 
 def test_what_is_worked_out_by_hand_is_what_the_package_computes(tmp_path):
-    """The page holds every step against featcal.core itself, and fails where they differ: above at
-    its own settings, here at others.
-    """
+    """The page holds every step against featcal.core and fails where they differ; here elsewhere."""
     settings = {"ridge": 5.0, "anchor_blend": 0.5, "interpolation": 1.0}
     page = run_page(with_parameters(ROOT / "notebooks" / "method.ipynb", settings), tmp_path)
     assert outputs(page)

@@ -67,9 +67,6 @@ def test_answers_of_another_run_are_refused(results):
         Evidence("mini", "clip_b32", "8", results).table("scores")
 
 
-# which samples were right
-
-
 KEPT = sorted((ROOT / "results").rglob("*.correct.csv"))
 
 

@@ -1,6 +1,4 @@
-"""Values of the suite `paper` against the printed ones, as printed and corrected; silence in every
-other suite.
-"""
+"""Values of the suite `paper` against the printed ones, and silence in every other suite."""
 
 import pandas as pd
 import pytest
@@ -31,9 +29,7 @@ def project(tmp_path, monkeypatch):
 
 
 def write_as_printed(folder, role, pool, number, moved=None):
-    """Scores that are the paper's corrected values of one table, but for what is moved; counts make
-    standard errors small.
-    """
+    """Scores that are the paper's corrected values of one table, but for what is moved."""
     frame = corrected_table(number)
     frame = frame[frame["model"] == PAPER_MODELS[role]] if frame["model"].nunique() > 1 else frame
     shared = {"suite": "paper", "role": role, "pool": pool, "metric": "accuracy", "count": 10**7}

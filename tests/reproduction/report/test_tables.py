@@ -10,13 +10,7 @@ from featcal.errors import MissingPath
 from reproduction.report.evidence import Evidence, project_root, select
 from reproduction.report.html import margin
 from reproduction.report.pages import accuracies, language
-from reproduction.report.paper import (
-    AVERAGE,
-    PAPER_MODELS,
-    PRINTED,
-    TEXT_PRINTED,
-    TEXT_TASKS,
-)
+from reproduction.report.paper import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, TEXT_TASKS
 from reproduction.report.statistics import Estimate
 from reproduction.report.tables import METHODS, accuracy_rows, by_task, paper_recovered, paper_rows
 
@@ -127,9 +121,6 @@ def test_the_highest_of_base_and_experts_is_taken_test_by_test(results):
         for test, cell in last.cells.items():
             if test != AVERAGE:
                 assert cell.value == max(row.cells[test].value for row in models)
-
-
-# html, and files that come and go
 
 
 def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):

@@ -21,9 +21,7 @@ MERGERS = {name: key for key, name in landing.MERGERS.items()}
 
 
 def means(file):
-    """Return averages over tasks, then seeds, by upstream, method and setting; of chats over the
-    experts' tasks.  Empty where there is no file.
-    """
+    """Return averages over tasks (of chats the experts'), then seeds, by upstream, method and setting."""
     if not (RESULTS / file).is_file():
         return {}
     rows = pd.read_csv(RESULTS / file, keep_default_na=False)

@@ -38,9 +38,6 @@ def line(page, start):
     return next(one for one in page.text.splitlines() if one.startswith(start)).split("  ")
 
 
-# the field
-
-
 def test_every_method_of_the_field_has_its_facts():
     known = field.METHODS
     after = (*field.BEHIND, *field.INFERRED, *field.TRAINED)
@@ -69,9 +66,6 @@ def test_mergers_of_the_language_model_are_means_over_its_tasks_best_first():
     for text, (merger, value) in zip(lines, means.items(), strict=True):
         assert text.startswith(f"{field.METHODS[merger].name} ")
         assert text.split()[-1] == f"{value:.1f}"
-
-
-# the default
 
 
 @pytest.fixture
@@ -115,9 +109,6 @@ def test_the_default_is_compared_with_the_best_fixed_setting_and_the_better_adap
     assert line(default.costs("mini"), "CLIP")[2:] == ["2", "6", "7"]
 
 
-# cost
-
-
 def test_a_choice_is_compared_with_what_another_draw_and_other_test_texts_may_do(results):
     found = cost.moved(Evidence("mini", "llama_3b", "mergebench"))
     assert [round(change, 6) for *_, change, _ in found] == [-10.0, -0.5, 2.0]
@@ -129,9 +120,6 @@ def test_a_choice_is_compared_with_what_another_draw_and_other_test_texts_may_do
     kept = [one for one in path.read_text().splitlines() if ",43," not in one and ",44," not in one]
     path.write_text("\n".join(kept) + "\n")
     assert cost.moved(Evidence("mini", "llama_3b", "mergebench")) == [], "one draw has no deviation"
-
-
-# what the gain is made of, real models
 
 
 def test_shares_and_drift_are_counted_by_hand(results):
@@ -151,9 +139,6 @@ def test_margins_over_expert_seeds_have_the_error_of_test_texts_and_of_seeds():
     room = 2 * math.sqrt((lead(left, right)[1] / 2) ** 2 + variance(margins) / 3)
     cells = line(real_models.seeds("mini"), "w/ Surgery, smaller")
     assert len(margins) == 3 and cells[-1] == f"{sum(margins) / 3:+.1f} ± {room:.1f}"
-
-
-# errata
 
 
 def numbers(text):
@@ -199,9 +184,6 @@ def test_another_vintage_is_reported_for_exactly_the_cells_that_differ(table, ot
     differing = {cell for cell in here.index if any(one[cell] != here[cell] for one in there)}
     entry = next(e for e in errata() if e.id == f"t{int(table[-2:])}_vintage")
     assert set(entry.cells) == differing
-
-
-# calibration or extrapolation
 
 
 BLENDS = {1.0: 0.0, 8.0: 6.0}  # what ρ adds
@@ -251,9 +233,6 @@ def test_gains_of_rho_and_over_the_merged_model_are_paired_over_samples(study):
     assert cells[6] == f"+5.0 ± {noise((*cell, 1), ('anchor', '', '0.300000', 1)):.1f}"
     assert cells[7] == f"+6.0 ± {noise((*cell, 8), (*cell, 1)):.1f}"
     assert line(page, "anchor alone")[-1].startswith("-20.0 ±")
-
-
-# the real language model
 
 
 UNSEEN = ("open_trivia", "subjectivity")
