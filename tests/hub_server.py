@@ -65,12 +65,10 @@ class Commit:
 class HubServer:
     """Serves repositories on 127.0.0.1 for the time of a `with`.
 
-    repositories: "owner/model", "datasets/owner/name" or "spaces/owner/name" -> the folder that is
-                  its branch main, or {revision: folder}. A revision refs/pr/N is also a pull
-                  request of the hub's own safetensors converter.
-    gated:        repositories that are refused without TOKEN.
-    cuts:         file name -> the byte behind which the connection breaks off.
-    seen:         every request: "GET /path?query", with the range of bytes asked for.
+    repositories: "owner/model", "datasets/owner/name" or "spaces/owner/name" -> its folder, or
+        {revision: folder}; refs/pr/N is also a pull request of the hub's safetensors converter.
+    gated: repositories refused without TOKEN.   cuts: file name -> the byte that is the last sent.
+    seen: every request: "GET /path?query", with the range of bytes asked for.
     """
 
     def __init__(

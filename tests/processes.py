@@ -1,7 +1,4 @@
-"""Start processes for tests, which find each other as torchrun lets them, on loopback.
-
-They are forked from a server that has loaded what they need, so that each starts at once.
-"""
+"""Start processes that find each other as with torchrun, forked from a server with all loaded."""
 
 import json
 import multiprocessing

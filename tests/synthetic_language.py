@@ -1,8 +1,7 @@
 """Invented results of language models, like synthetic_results.py for texts.
 
-On GLUE base 60, merged 70, Surgery 74, FeatCal 80, experts 90; of the domains' experts each is 10
-above the base on its own tests and 10 below it elsewhere. The larger models have 2 more of
-everything but gain less.
+On GLUE base 60, merged 70, Surgery 74, FeatCal 80, experts 90; a domain's expert is 10 above the base
+on its own tests and 10 below elsewhere. The larger models have 2 more but gain less.
 """
 
 from pathlib import Path

@@ -193,8 +193,10 @@ def class_names(folder: str | Path) -> tuple[str, ...]:
     if files:
         features = datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(files[0]))
         return _names(str(folder), features.get(LABEL), None, folder)
-    found = {file.parent.name for split in SPLITS for file in (folder / split).glob("*/*")}
-    names = sorted(name for name in found if not name.startswith((".", "__")))  # as `datasets` does
+    parents = {file.parent.name for split in SPLITS for file in (folder / split).glob("*/*")}
+    names = sorted(
+        name for name in parents if not name.startswith((".", "__"))
+    )  # as `datasets` does
     return _names(str(folder), None, names or None, folder)
 
 
