@@ -42,7 +42,7 @@ featcal doctor --suite paper
 
 HF_HUB_OFFLINE=1 featcal doctor --suite paper --json   (is everything in the cache?)
 
-Exit code 2 when something is missing, told in a list at the end."""
+Exit code 2 if something is missing, listed at the end."""
 
 # Sizes of models and data sets; the file's comments say what they are.
 FACTS: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
@@ -85,9 +85,7 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Report what this machine has, what a suite needs before hours are spent on it, and what is
-    missing.
-    """
+    """Report what this machine has, what a suite needs, and what is missing."""
     machine, found = machine_rows(), Checkup()
     try:
         root = project_root()

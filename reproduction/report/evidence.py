@@ -95,7 +95,7 @@ class Evidence:
     @cached_property
     def every_score(self) -> pd.DataFrame:
         """Return all rows of the scores: also greedy answers, tasks without an expert and plain text."""
-        return self._read("scores")
+        return _with_trainings(self._read("scores"), self._read("expert_seeds"))
 
     @property
     def own_tasks(self) -> list[str]:

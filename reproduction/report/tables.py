@@ -213,6 +213,8 @@ def rows_of(ours: Evidence, key: Key, file: str = "scores", **more: str) -> pd.D
 
 def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
     """Return the mean over tasks and seeds of one model; None where it was not run."""
+    if key == ("", "expert", "") and ours.pool == "mergebench":
+        return by_task(ours, key).get(paper.AVERAGE)
     return estimate(rows_of(ours, key, file))
 
 

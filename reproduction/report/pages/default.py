@@ -12,27 +12,29 @@ from pathlib import Path
 
 import pandas as pd
 
-from reproduction.report.evidence import Evidence, read_scores, select
+from reproduction.report.evidence import Evidence, read_json, read_scores, select
 from reproduction.report.figures import COLOURS, shown, stacked
 from reproduction.report.html import PageOutput, averaged, change, listed
-from reproduction.report.paper import IMAGES, LANGUAGE, REAL, VISION
+from reproduction.report.paper import IMAGES, LANGUAGE, REAL, SECOND, VISION
 from reproduction.report.statistics import Estimate, estimate, highest, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, NAMES
 
 SOURCES = (
-    (VISION, "8"), (REAL, "8"), LANGUAGE, (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
+    (VISION, "8"), (REAL, "8"), (SECOND, "8"), LANGUAGE, (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
 )  # fmt: skip
 SETTINGS = {
     "paper": "printed settings", "suite": "tuned settings", "large anchor": "λ .01, ρ 8, α .3",
     "best": "former preset best",
 }  # fmt: skip
 SHORT = {
-    VISION: "ViT-S", REAL: "MiniLM", LANGUAGE[0]: "SmolLM2", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama",
+    VISION: "ViT-S", REAL: "MiniLM", SECOND: "MPNet", LANGUAGE[0]: "SmolLM2", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama",
 }  # fmt: skip
 CLOSE = 0.5  # points that the default may be below the best fixed setting
 MISSING = "no scores of the default"
 # rows of ideas that the library no longer has, and of the settings that each was added to
 DROPPED = Path(__file__).parents[1] / "dropped.csv"
+# what scripts/compare_divergences.py measured, by model and merger
+DIVERGENCES = Path(__file__).parents[1] / "divergences.json"
 IDEAS = ("held-out α", "no harm", "two sweeps", "attention", "Ledoit–Wolf λ", "earlier search")
 
 
@@ -153,6 +155,27 @@ def chosen(suite: str) -> PageOutput:
         return shown(picture, "choices of the default")
 
 
+def divergences() -> PageOutput:
+    """Compare the divergence of relations, which the default sees, with KL through the tasks' heads."""
+    rows, found = [], read_json(DIVERGENCES)
+    for role, pool in SOURCES:
+        key = f"{role}-{pool},"
+        cases = [pd.DataFrame(own).T for name, own in found.items() if name.startswith(key)]
+        if cases:
+            order = sum(case.corr(method="spearman") for case in cases) / len(cases)
+            by_heads = order.loc["relations", "heads"]
+            cells = [f"{one:.2f}" for one in (by_heads, *-order["validation"][:2])]
+            for by in ("relations", "heads"):
+                right = ((case["validation"], case[by].idxmin()) for case in cases)
+                cells.append(
+                    f"{sum(own[pick] - own.max() for own, pick in right) / len(cases):.1f}"
+                )
+            rows.append([SHORT[role], *cells])
+    head = ["Model", "Relations with heads", "Relations with accuracy", "Heads with accuracy"]
+    head += ["Pick by relations", "Pick by heads"]
+    return listed(head, rows, "Rank correlations over seven models, and picks; means over mergers")
+
+
 def by_samples(suite: str, role: str) -> PageOutput:
     """Draw the default, the best fixed setting and the better adapter by the number of samples."""
     what, panels = "scores of the default by number of samples", {}
@@ -220,12 +243,8 @@ def dropped() -> PageOutput:
         cells = []
         for place in columns:
             idea, without = kept(*place, variant), variant.rpartition(", ")[0] or "suite"
-            small = f"<small>{change(idea, kept(*place, without))}</small>"
-            cells.append(f"{idea.mean:.1f}{small}" if idea else "–")
+            cells.append(change(idea, kept(*place, without)) if idea else "–")
         rows.append([variant, *cells])
     head = ["Variant", *(f"{SHORT[role]}, {MERGERS[merger]}" for role, merger in columns)]
-    caption = (
-        "Tried and dropped: average score (%), one draw; small: change from the same settings"
-        " without the idea"
-    )
+    caption = "Change of the average (points) from the same settings without the idea, one draw"
     return listed(head, rows, caption, "fc-long")

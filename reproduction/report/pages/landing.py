@@ -48,9 +48,9 @@ class ModelEvidence:
 
     @cached_property
     def defaults(self) -> dict[str, Place]:
-        """Return the study of the default by merger; an encoder's second model has none."""
-        several = places(self.evidence.suite, most_drawn=True) if self.file == "scores" else []
-        own = (self.evidence.role, self.evidence.pool)
+        """Return the study of the default by merger."""
+        role = self.evidence.role if self.file == "scores" else paper.SECOND
+        own, several = (role, self.evidence.pool), places(self.evidence.suite, most_drawn=True)
         return {one.merger: one for one in several if (one.ours.role, one.ours.pool) == own}
 
     def score(self, merger: str, method: str, setting: str = "") -> Estimate | None:
@@ -142,7 +142,7 @@ def exactly(value: float) -> Estimate:
 
 
 def is_weak(way: float | None) -> bool:
-    """Decide whether a merger is weak: less than half of the way to the experts, or unknown (Llamas)."""
+    """Decide whether a merger is weak: less than half of the way to the experts, or not known."""
     return way is None or way < 50
 
 

@@ -84,10 +84,10 @@ def _real(number: str, suite: str) -> list[tuple[str, Evidence, tuple[str, str]]
 
 def measured(number: str, suite: str) -> PageOutput:
     """Return Table 3 or 4 in the paper's order of rows, at every setting that was run."""
-    settings = "".join(
-        dict.fromkeys(tables.settings_note(ours) for ours in experiments(number, suite))
-    )
-    return _blocks(number, suite, tables.accuracy_rows, LEGEND + settings)
+    notes = {tables.settings_note(o): PAPER_NAMES[o.role] for o in experiments(number, suite)}
+    several = len(notes) > 1
+    named = (f" {name}:{note}" if several else note for note, name in notes.items())
+    return _blocks(number, suite, tables.accuracy_rows, LEGEND + "".join(named))
 
 
 def _blocks(
