@@ -157,23 +157,21 @@ def chosen(suite: str) -> PageOutput:
 
 def divergences() -> PageOutput:
     """Compare the divergence of relations, which the default sees, with KL through the tasks' heads."""
-    rows, found = [], read_json(DIVERGENCES)
-    for role, pool in SOURCES:
-        key = f"{role}-{pool},"
-        cases = [pd.DataFrame(own).T for name, own in found.items() if name.startswith(key)]
-        if cases:
-            order = sum(case.corr(method="spearman") for case in cases) / len(cases)
-            by_heads = order.loc["relations", "heads"]
-            cells = [f"{one:.2f}" for one in (by_heads, *-order["validation"][:2])]
-            for by in ("relations", "heads"):
-                right = ((case["validation"], case[by].idxmin()) for case in cases)
-                cells.append(
-                    f"{sum(own[pick] - own.max() for own, pick in right) / len(cases):.1f}"
-                )
-            rows.append([SHORT[role], *cells])
-    head = ["Model", "Relations with heads", "Relations with accuracy", "Heads with accuracy"]
+    rows, by = [], ("relations", "heads")
+    for key, found in read_json(DIVERGENCES).items():
+        model, merger = key.split(", ")
+        case = pd.DataFrame(found).T
+        order, right = case.corr(method="spearman"), case["validation"]
+        picked = (right[case[name].idxmin()] - right.max() for name in by)
+        cells = [
+            f"{one:.2f}"
+            for one in (order.loc[by], *(-order.loc[name, "validation"] for name in by))
+        ]
+        role = SHORT[model.rpartition("-")[0]]
+        rows.append([f"{MERGERS[merger]}, {role}", *cells, *(f"{one:.2f}" for one in picked)])
+    head = ["Merged with", "Relations with heads", "Relations with accuracy", "Heads with accuracy"]
     head += ["Pick by relations", "Pick by heads"]
-    return listed(head, rows, "Rank correlations over seven models, and picks; means over mergers")
+    return listed(head, rows, "Rank correlations over seven models, and picks")
 
 
 def by_samples(suite: str, role: str) -> PageOutput:
