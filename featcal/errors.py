@@ -51,6 +51,7 @@ def optional_package(name: str, extra: str, files: object, or_else: str = "") ->
         raise BadEnvironment(name.partition(".")[0], problem, install) from None
 
 
+# Settings and arguments
 class BadSetting(FeatCalError):
     """Reject the value of a setting, argument or option, or its absence."""
 
@@ -78,6 +79,7 @@ class BadEnvironment(FeatCalError):
     """Report a package or device that this machine lacks, before any model runs."""
 
 
+# Files, folders and the hub
 class MissingPath(FeatCalError):
     """Report a file or folder that does not exist."""
 
@@ -123,6 +125,7 @@ class NoRevision(NotOnHub):
     """Report a hub repository without the branch, tag or commit asked for."""
 
 
+# Models and checkpoints that do not fit: each other, their configuration, a block plan
 class MissingTensor(FeatCalError):
     """Report a tensor that a checkpoint or model lacks, with the closest names it has."""
 
@@ -184,6 +187,7 @@ class BadCapture(FeatCalError):
         super().__init__(", ".join(modules), problem, way_out)
 
 
+# While it runs
 class SingularGram(FeatCalError):
     """Report a site whose linear system has no finite solution."""
 

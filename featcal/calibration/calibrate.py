@@ -71,8 +71,7 @@ def calibrate(
     Args:
         merged, base, experts: modules or checkpoint folders of one architecture.
         batches: per task an iterable of keyword mappings for the model's forward, such as
-            {"pixel_values": x} (T5: {"input_ids": i, "attention_mask": m, "labels": l}). Lists are
-            read several times, iterators once.
+            {"pixel_values": x} (T5: {"input_ids": i, "attention_mask": m, "labels": l}).
         settings: λ, ρ, α and the switches of the method; `Calibration()` has the paper's for CLIP.
             Default: "auto" holds out a quarter of each task's samples (4 to 64), calibrates a few
             candidates on up to 32 of the others, and rejects those whose answers are worse than the
@@ -92,15 +91,11 @@ def calibrate(
             CPU. Batches are moved to it.
         dtype: precision of models given as folders. Default: that of `merged` if it is a module,
             else float32.
-        host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk. Default: no
-            cap. With a cap, freed memory is returned to the system at once, which can take a
-            quarter more time.
-        work: scratch folder for activations and, with `out`, for solved blocks. Default: next to
-            `out`.
-        resume: continue from the blocks solved by an interrupted run with the same models, batches
-            and settings.
-        block_drift: measure the drift after every block, which takes one more pass through the last
-            block.
+        host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk. With a cap,
+            freed memory is returned to the system at once, which can take a quarter more time.
+        work: scratch folder for activations and, with `out`, for solved blocks. Default: beside it.
+        resume: continue from the blocks of an interrupted run with the same models and batches.
+        block_drift: measure the drift after every block, with one more pass through the last one.
         progress: called with one line of text per block; the logger "featcal" gets the same lines.
 
     Returns: Result with model (None with `out`), folder (None without), a record per block and,

@@ -69,7 +69,6 @@ def inspect(
     for path, (first, *others) in lists.items():
         which = "each" if all(block == first for block in others) else "which differ; the first"
         say(f"{path}: {1 + len(others)} blocks, {which} with:")
-        # the experts of a mixture are alike: one row for all
         own = {EXPERT.sub(".*.", name): shape_text(shape) for name, shape in first.items()}
         table("", ["tensor", "shape"], [list(row) for row in own.items()])
     if plan is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from reproduction.report.evidence import Evidence, read_json, read_scores, select
+from reproduction.report.evidence import Evidence, read_scores, select
 from reproduction.report.figures import COLOURS, shown, stacked
 from reproduction.report.html import PageOutput, averaged, change, listed
 from reproduction.report.paper import IMAGES, LANGUAGE, REAL, SECOND, VISION
@@ -33,8 +33,6 @@ CLOSE = 0.5  # points that the default may be below the best fixed setting
 MISSING = "no scores of the default"
 # rows of ideas that the library no longer has, and of the settings that each was added to
 DROPPED = Path(__file__).parents[1] / "dropped.csv"
-# what scripts/compare_divergences.py measured, by model and merger
-DIVERGENCES = Path(__file__).parents[1] / "divergences.json"
 IDEAS = ("held-out α", "no harm", "two sweeps", "attention", "Ledoit–Wolf λ", "earlier search")
 
 
@@ -153,25 +151,6 @@ def chosen(suite: str) -> PageOutput:
         axes.set_yticks(range(len(counts)), list(counts))
         axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(counts) - 0.5, -0.5))
         return shown(picture, "choices of the default")
-
-
-def divergences() -> PageOutput:
-    """Compare the divergence of relations, which the default sees, with KL through the tasks' heads."""
-    rows, by = [], ("relations", "heads")
-    for key, found in read_json(DIVERGENCES).items():
-        model, merger = key.split(", ")
-        case = pd.DataFrame(found).T
-        order, right = case.corr(method="spearman"), case["validation"]
-        picked = (right[case[name].idxmin()] - right.max() for name in by)
-        cells = [
-            f"{one:.2f}"
-            for one in (order.loc[by], *(-order.loc[name, "validation"] for name in by))
-        ]
-        role = SHORT[model.rpartition("-")[0]]
-        rows.append([f"{MERGERS[merger]}, {role}", *cells, *(f"{one:.2f}" for one in picked)])
-    head = ["Merged with", "Relations with heads", "Relations with accuracy", "Heads with accuracy"]
-    head += ["Pick by relations", "Pick by heads"]
-    return listed(head, rows, "Rank correlations over seven models, and picks")
 
 
 def by_samples(suite: str, role: str) -> PageOutput:
