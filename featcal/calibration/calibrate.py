@@ -93,7 +93,7 @@ def calibrate(
             else float32.
         host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk. With a cap,
             freed memory is returned to the system at once, which can take a quarter more time.
-        work: scratch folder for activations and, with `out`, for solved blocks. Default: beside it.
+        work: scratch folder, with `out` also for solved blocks. Default: next to `out`.
         resume: continue from the blocks of an interrupted run with the same models and batches.
         block_drift: measure the drift after every block, with one more pass through the last one.
         progress: called with one line of text per block; the logger "featcal" gets the same lines.

@@ -132,7 +132,7 @@ def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
 def split(
     batches: TaskBatches, models: Models, spool: Spool
 ) -> dict[str, tuple[Part, Part, Part]] | None:
-    """Return each task's parts, or None if one has too few. What is no sequence is spooled."""
+    """Return each task's parts, or None if one has too few. Iterators are read into the spool."""
     parts = {}
     for task, expert in models.experts.items():
         given = batches[task]
