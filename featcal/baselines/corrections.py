@@ -65,8 +65,7 @@ class Surgery(Training):
 
     def row_losses(self, weights: Weights, merged: Tensor, expert: Tensor, noise: None) -> Tensor:
         """Return the mean absolute difference |f' − f_t| of every row, (T, n)."""
-        corrected = merged - self.correction(weights, merged)
-        return (corrected - expert).abs().mean(-1)
+        return (merged - self.correction(weights, merged) - expert).abs().mean(-1)
 
 
 surgery = public(Surgery)
@@ -159,8 +158,7 @@ class MeanShift(Baseline):
             if not torch.isfinite(shift).all():
                 problem = "gives features that are not finite; look for NaN in samples and models"
                 raise BadBatches(task, problem)
-            exact = pair.merged.dtype == torch.float64
-            shifts[task] = {"shift": shift if exact else shift.float()}
+            shifts[task] = {"shift": shift if pair.merged.dtype == torch.float64 else shift.float()}
         return Adapters(self, seed, shifts)
 
 

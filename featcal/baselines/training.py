@@ -59,8 +59,7 @@ class Training(Baseline):
         """Train one adapter per task from features computed before; `audit` as in `train`."""
         expected = "must be once where features are given"
         require(self.encode == "once", f"{self.name}.encode", self.encode, expected)
-        steps = islice(kept_steps(pairs, self, seed), self.steps)
-        return train(self, steps, seed, progress, audit)
+        return train(self, islice(kept_steps(pairs, self, seed), self.steps), seed, progress, audit)
 
 
 def public(kind: type[Baseline]) -> Callable[..., Adapters]:
@@ -135,11 +134,7 @@ def pool_features(
 
 
 def pairs_of_several(
-    task: str,
-    merged: Mapping[str, nn.Module],
-    expert: nn.Module,
-    batches: Batches,
-    head: Head,
+    task: str, merged: Mapping[str, nn.Module], expert: nn.Module, batches: Batches, head: Head
 ) -> dict[str, Pair]:
     """Compute features of one task by each merged model and the expert."""
     ours: dict[str, list[Tensor]] = {name: [] for name in merged}

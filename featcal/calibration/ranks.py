@@ -59,8 +59,7 @@ class Ranks:
             linears = sorted({name for site in widths for name in site})
             raise BadCapture(linears, "they share inputs differently from task to task")
         for site, owner in owners(widths, self.world).items():
-            parts = systems.sites[site] if owner == self.rank else systems.sites.pop(site)
-            for system in parts:
+            for system in systems.sites[site] if owner == self.rank else systems.sites.pop(site):
                 self.device = system.left.device
                 for name, sums in vars(system).items():
                     setattr(system, name, self.transfer(dist.reduce, sums, owner))

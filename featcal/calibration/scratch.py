@@ -103,8 +103,7 @@ class Spool(AbstractContextManager["Spool"]):
                 raise BadFile(handle.file, problem, "start the same run again")
             flat = content.view(handle.dtype)
         assert flat is not None
-        flat = flat.to(handle.device, non_blocking=True)
-        return flat.as_strided(handle.shape, handle.strides)
+        return flat.to(handle.device, non_blocking=True).as_strided(handle.shape, handle.strides)
 
     def __exit__(self, *error: object) -> None:
         if self._files is not None:

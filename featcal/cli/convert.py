@@ -37,8 +37,7 @@ def convert(
     theirs, ours = ((source / name).is_file() for name in (CONFIG, "config.json"))
     if theirs and ours:
         way_out = f"use it as it is, or give a folder with only one of {CONFIG} and config.json"
-        problem = "already holds both open_clip's and transformers' form"
-        raise BadFile(source, problem, way_out)
+        raise BadFile(source, "already holds both open_clip's and transformers' form", way_out)
     form = "transformers" if theirs else "open_clip"
     if form == "open_clip":
         to_open_clip(source, out, clip)

@@ -79,8 +79,7 @@ def note(text: str) -> None:
 def complain(text: str) -> None:
     """Print and log one error message."""
     LOG.error(text)
-    process = f"featcal (process {RANK}):" if RANK else "featcal:"
-    errors.print(Text(process, "bold red"), text)
+    errors.print(Text(f"featcal (process {RANK}):" if RANK else "featcal:", "bold red"), text)
 
 
 def log_to(file: str, level: str) -> None:

@@ -91,8 +91,7 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
 
     takes, key, kind = input_of(model), "plan.tokens", type(model).__name__
     if takes.kind == "pictures":
-        expected = f"is for text models; {kind} reads images"
-        return require(tokens is None, key, tokens, expected)
+        return require(tokens is None, key, tokens, f"is for text models; {kind} reads images")
     expected = f"must be given for {kind}: --set tokens=N, the number of tokens per sample"
     if tokens is None:
         raise BadSetting(key, tokens, expected)

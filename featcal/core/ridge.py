@@ -253,8 +253,7 @@ def lowest(error: Callable[[float], float]) -> float:
 
     def at(log_ridge: float) -> float:
         if log_ridge not in known:
-            inside = LOWEST <= log_ridge <= HIGHEST
-            known[log_ridge] = error(10**log_ridge) if inside else inf
+            known[log_ridge] = error(10**log_ridge) if LOWEST <= log_ridge <= HIGHEST else inf
         return known[log_ridge]
 
     best = START

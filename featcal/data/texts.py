@@ -228,8 +228,7 @@ def _positions(model: nn.Module, config: Any) -> int | None:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int):
         return None
-    tables = (m for m in model.modules() if isinstance(m, nn.Embedding))
-    for table in tables:
+    for table in (m for m in model.modules() if isinstance(m, nn.Embedding)):
         if table.num_embeddings == limit and table.padding_idx is not None:
             return limit - table.padding_idx - 1
     return limit

@@ -171,8 +171,7 @@ class OpenedMerge:
 
     def run(self) -> NamedTensors:
         """Yield the merged tensors, or task vectors of a scaled method."""
-        scaled = self.method.scaled
-        own = {k: v for k, v in self.settings.items() if not (scaled and k == "scale")}
+        own = {k: v for k, v in self.settings.items() if k != "scale" or not self.method.scaled}
         return self.method.run(self.job, **own)
 
     @property

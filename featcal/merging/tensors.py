@@ -53,8 +53,7 @@ def in_pieces(job: MergeJob, rule: Callable[[list[Tensor]], Tensor]) -> NamedTen
     for name in job.names:
         shape = job.base[name].shape
         merged = torch.empty(math.prod(shape), dtype=torch.float64, device=job.device)
-        parts = torch.split(merged, PIECE)
-        for part, vectors in zip(parts, vector_pieces(job, name), strict=True):
+        for part, vectors in zip(merged.split(PIECE), vector_pieces(job, name), strict=True):
             part.copy_(rule(vectors))
         yield name, merged.reshape(shape)
 

@@ -150,8 +150,7 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
         sentences.append("The base is no SentenceTransformer: pooling and prompts are lost.")
     for name, folder in own.items():
         for path, kind in modules_of(folder).items():
-            weights = any((folder / path).glob("*.safetensors"))
-            if ours.get(path) != kind and (weights or ours):
+            if ours.get(path) != kind and (ours or any((folder / path).glob("*.safetensors"))):
                 problem = f"expert {name!r} has the module {kind} ({path}), which the base lacks"
                 raise BadFile(folder / MODULES, problem, "give a base with the same modules")
         for path, kind in ours.items():

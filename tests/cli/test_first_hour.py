@@ -102,8 +102,7 @@ def test_base_and_experts_are_read_from_the_recipe_that_a_card_shows(llamas, cap
     Path("merged/mergekit_config.yml").unlink()
     Path("merged/README.md").write_text(f"# merged\n\n```yaml\n{recipe.read_text()}```\n")
     recipe.unlink()
-    plan = told(capsys, "plan", "--merged", "merged", "--set", "tokens=8")
-    assert plan["host_bytes"] > 0
+    assert told(capsys, "plan", "--merged", "merged", "--set", "tokens=8")["host_bytes"] > 0
 
 
 def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch, capsys):
@@ -115,8 +114,7 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch
     asked = ["--data", "mnist=images", "--template", "a photo of a {}"]
     for model in ("clip", "merged"):
         own = told(capsys, "evaluate", "--model", model, *asked)
-        named = told(capsys, "evaluate", "--model", model, "--clip", "clip", *asked)
-        assert own == named
+        assert own == told(capsys, "evaluate", "--model", model, "--clip", "clip", *asked)
     assert "--clip" in refused(["evaluate", "--model", "mnist", *asked], Path(), capsys)
 
 

@@ -34,8 +34,7 @@ def place(tmp_path_factory) -> Path:
 def served(tmp_path_factory):
     """The hub, and a client that was never here before."""
     folder = tmp_path_factory.mktemp("hub")
-    repositories = everything(folder)
-    with HubServer(repositories, gated=["datasets/bad/gated"]) as hub:
+    with HubServer(everything(folder), gated=["datasets/bad/gated"]) as hub:
         hub.folder = folder
         with Client(environment(hub), folder / "here") as client:
             yield hub, client

@@ -184,8 +184,7 @@ def test_vision_experts_of_fusionbench_are_merged_and_evaluated(tmp_path, monkey
     run(section("use-clip"))
     blocks_alone_changed()
     printed = capsys.readouterr().out
-    result = json.loads(printed[printed.index('{\n  "model"') :])
-    assert 0 <= result["average"] <= 100
+    assert 0 <= json.loads(printed[printed.index('{\n  "model"') :])["average"] <= 100
 
 
 def test_dinov2_is_calibrated_compared_and_scored_by_class_means(tmp_path, monkeypatch, capsys):
@@ -301,5 +300,4 @@ def test_a_t5_is_calibrated_in_both_stacks(tmp_path, monkeypatch):
         fine_tuned(Path("base"), Path("models") / name, seed)
         texts(name, pairs=True)
     run(section("use-t5"))
-    changed = {name.split(".")[0] for name in solved()}
-    assert changed == {"encoder", "decoder"}
+    assert {name.split(".")[0] for name in solved()} == {"encoder", "decoder"}

@@ -56,8 +56,7 @@ def error(tasks, A, a, ridge, joint):
             rights.append(root * target[sample % 2 != k])
             tests.append((z[sample % 2 == k], root * target[sample % 2 == k]))
         anchor = np.hstack([A.numpy(), a.numpy()[:, None]]) if joint else A.numpy()
-        d = anchor.shape[1]
-        left = np.vstack([*lefts, np.sqrt(ridge) * np.eye(d)])
+        left = np.vstack([*lefts, np.sqrt(ridge) * np.eye(anchor.shape[1])])
         W_k = np.linalg.lstsq(left, np.vstack([*rights, np.sqrt(ridge) * anchor.T]), rcond=None)[0]
         for z, t in tests:
             total += ((t - z @ W_k) ** 2).sum() - ((t - z @ anchor.T) ** 2).sum()

@@ -124,8 +124,7 @@ def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_t
 
 def test_a_chat_goes_through_the_tokenizer_s_own_template():
     chat = Sample("row 0", messages=CHAT)
-    want = tokenizer().apply_chat_template(CHAT, tokenize=True, return_dict=False)
-    assert ids_of(chat) == want
+    assert ids_of(chat) == tokenizer().apply_chat_template(CHAT, tokenize=True, return_dict=False)
     with pytest.raises(BadFile, match="no chat template"):
         ids_of(chat, template=None)
     with pytest.raises(BadData, match="row 0: the chat template refuses it"):

@@ -50,8 +50,7 @@ def test_prompt_head_equals_one_prompt_at_a_time(batch):
             prompts = [tokenizer(t.format(name), return_tensors="pt") for t in TEMPLATES]
             pooled = [clip.text_model(input_ids=p["input_ids"]).pooler_output for p in prompts]
             texts = [normalize(clip.text_projection(p)[0], dim=0) for p in pooled]
-            want = normalize(torch.stack(texts).mean(0), dim=0)
-            assert torch.allclose(row, want, atol=1e-6)
+            assert torch.allclose(row, normalize(torch.stack(texts).mean(0), dim=0), atol=1e-6)
 
 
 def test_braces_in_a_class_name_are_kept():

@@ -122,8 +122,7 @@ def test_tsv_is_the_sum_of_leading_parts_whose_directions_are_made_orthogonal(ra
 
     values = torch.diag(torch.cat([p[1][:k] for p in parts]))
     assert near(tsv_matrix(vectors), polar(U) @ values @ polar(V).T, 1e-9)
-    one = torch.eye(COUNT * k, dtype=torch.float64)
-    assert near(orthogonal(U).T @ orthogonal(U), one)
+    assert near(orthogonal(U).T @ orthogonal(U), torch.eye(COUNT * k, dtype=torch.float64))
 
 
 def test_iso_c_is_the_sum_with_all_singular_values_equal():

@@ -108,8 +108,7 @@ def test_task_vectors_of_a_lora_on_a_bfloat16_base_keep_the_rank_of_the_adapter(
     before = base.state_dict()[name].double()
     for form in (tmp_path / "lora", expert):
         for given in (base, folder):
-            origin = source(given, "base")
-            (one,) = expert_sources({"a": form}, given, origin, None).values()
+            (one,) = expert_sources({"a": form}, given, source(given, "base"), None).values()
             S = torch.linalg.svdvals(one.tensors[name].finite().double() - before)
             assert S[1] > 1e-3 and S[2] < 1e-12 * S[0]
             assert one.tensors[name].dtype == torch.bfloat16

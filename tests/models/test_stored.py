@@ -89,14 +89,12 @@ def test_buffers_that_a_file_holds_are_read_from_it(tmp_path):
     model = make(lambda: tf.BartForConditionalGeneration(config), dtype=torch.float32)
     model.final_logits_bias += torch.arange(97)
     save_model(model, tmp_path)
-    streamed = StreamedModel(tmp_path).module
-    assert torch.equal(streamed.final_logits_bias, model.final_logits_bias)
+    assert torch.equal(StreamedModel(tmp_path).module.final_logits_bias, model.final_logits_bias)
 
 
 def broken_parts(folder):
     swiglu(folder)
-    wrong = {"encoder.layer.0.mlp.weights_in.bias": torch.tensor(1.0)}
-    checkpoints.with_tensors(folder, wrong)
+    checkpoints.with_tensors(folder, {"encoder.layer.0.mlp.weights_in.bias": torch.tensor(1.0)})
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,7 @@ def test_an_expert_with_offsets_answers_its_own_task_as_before(made):
         with torch.no_grad():
             for batch, other in zip(samples.batches(None, 7), moved_texts, strict=True):
                 want = before(**batch).last_hidden_state
-                found = after(**other).last_hidden_state
-                assert torch.allclose(found, want, rtol=0, atol=1e-5)
+                assert torch.allclose(after(**other).last_hidden_state, want, rtol=0, atol=1e-5)
 
 
 def test_task_arithmetic_keeps_the_share_of_the_offset_that_no_expert_undoes(made):

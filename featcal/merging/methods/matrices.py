@@ -78,8 +78,7 @@ def tsv_merge(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> NamedTens
 def iso_c_matrix(vectors: Sequence[Tensor]) -> Tensor:
     """Return τ = σ̄ U Vᵀ, (o, d), of the numerical rank of U S Vᵀ = Σ τᵢ; σ̄ is the mean of S."""
     U, S, Vt = thin_svd(tensor_sum(vectors))
-    mean = S.mean() if len(S) else 0.0
-    return mean * (U @ Vt)
+    return (S.mean() if len(S) else 0.0) * (U @ Vt)
 
 
 @method(source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)
@@ -220,16 +219,14 @@ def wudi(
             tau = problem.minimum(rtol)
             losses = [problem.loss(problem.start), problem.loss(tau)]
         else:  # in float32 unless the model has more precision
-            wide = job.base[names[0]].dtype == torch.float64
-            if not wide:
+            if job.base[names[0]].dtype != torch.float64:
                 G, R, start = problem.G.float(), problem.R.float(), problem.start.float()
                 problem = Interference(G, R, problem.c, start)
             tau, losses = minimize(problem, count, rate, names[0])
         curve = [a + b for a, b in zip(curve, losses, strict=True)] if curve else losses
         ends[" + ".join(names)] = {"start": losses[0], "end": min(losses[0], losses[-1])}
         job.progress(f"wudi {number}/{len(groups)}: {names[0]}  {losses[0]:.4g} → {losses[-1]:.4g}")
-        weight = W0 + tau.double()
-        for name, part in zip(names, torch.split(weight, rows), strict=True):
+        for name, part in zip(names, torch.split(W0 + tau.double(), rows), strict=True):
             yield name, (part.T if name in turned else part).to(job.base[name].dtype)
     job.record.update(loss=curve, matrices=ends)
     for name in sorted(set(job.names) - {name for names in groups for name in names}):

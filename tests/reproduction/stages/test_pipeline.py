@@ -140,8 +140,7 @@ def test_every_page_shows_files_that_the_pipeline_writes():
     shown = {file for files in pages.values() for file in files.values()} - {"."}
     kinds = {str(Path(path).parent) for path in written}
     assert not {f"results/mini/{file}" for file in shown} - written - kinds
-    notebooks = {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")}
-    assert notebooks == {*pages, "method"}
+    assert {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")} == {*pages, "method"}
 
 
 def test_claims_and_the_page_for_reviewers_are_made_anew_after_every_run():

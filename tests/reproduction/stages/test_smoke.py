@@ -248,8 +248,7 @@ def test_models_and_adapters_are_compared_with_the_experts(read):
         own = [s for s in single if all(s[c] == row[c] for c in ("method", "setting", "task"))]
         assert sum(s["similarity"] for s in own) / 60 == pytest.approx(row["cosine"], abs=1e-4)
     assert len(single) == 60 * len(made | adapters)
-    points = read("drift/clip_b32-8/projection.csv", results.PROJECTION)
-    assert len(points) == 3 * 3 * 60
+    assert len(read("drift/clip_b32-8/projection.csv", results.PROJECTION)) == 3 * 3 * 60
 
 
 def test_every_statement_of_the_theory_has_been_checked_and_none_is_violated(read):
