@@ -1,6 +1,6 @@
 """The mistakes a user can make, one class per way out. Any other exception is a bug of ours."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -179,10 +179,11 @@ class BadPlan(FeatCalError):
 class BadCapture(FeatCalError):
     """Report module inputs that cannot be trusted: never seen, seen twice, or overwritten."""
 
-    def __init__(self, modules: list[str], problem: str):
+    def __init__(self, modules: Sequence[str], problem: str):
+        self.modules, self.problem = modules, f"{', '.join(modules)}: {problem}"
         way_out = (
-            "calibration needs every linear of a block to run once per pass,"
-            " with its input as first positional argument."
+            "a linear that is solved must run once per pass, with its input as first positional "
+            "argument; the setting modules chooses those to solve."
         )
         super().__init__(", ".join(modules), problem, way_out)
 

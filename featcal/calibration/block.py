@@ -155,8 +155,7 @@ def block_record(
         means = [round_digits(sum(values) / len(drifts)) for values in zip(*pairs, strict=True)]
     names = sorted(set().union(*counts))
     experts = {expert: sum(own.get(expert, 0) for own in counts) for expert in names}
-    bound = round_digits(max(bounds, default=1.0))
-    return BlockRecord(name, *means, sum(tokens), bound, experts)
+    return BlockRecord(name, *means, sum(tokens), round_digits(max(bounds, default=1.0)), experts)
 
 
 def replay_block(
@@ -225,8 +224,7 @@ def solve_systems(
             solutions[site] = Solution(A.contiguous(), a, 1.0)
             continue
         system = eliminate_bias(parts[0], a, ridge) if affine == "joint" else parts[0]
-        label = f"{spec.name}.{'+'.join(site)}"
-        solutions[site] = solve_ridge(system, A, a, ridge, site=label)
+        solutions[site] = solve_ridge(system, A, a, ridge, site=f"{spec.name}.{'+'.join(site)}")
     solutions = ranks.shared(solutions)
     for site, solution in solutions.items():
         bias = solution.bias if settings.bias else None

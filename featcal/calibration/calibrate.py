@@ -3,10 +3,11 @@
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_
 from featcal.card import BlockRecord, DriftRecord, Result, calibration_card, round_digits
 from featcal.core.moments import Drift, TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, BadSetting
+from featcal.errors import BadBatches, BadCapture, BadSetting
 from featcal.files import claimed
 from featcal.models.batch import (
     Batch,
@@ -33,7 +34,7 @@ from featcal.models.batch import (
 )
 from featcal.models.blocks import model_call
 from featcal.models.load import evaluation_mode, load_as_calibrated, require_replaceable
-from featcal.models.modules import packed_experts
+from featcal.models.modules import check_blocks, packed_experts
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import InMemoryModel, ModelHandle
 from featcal.settings import Calibration, require
@@ -78,7 +79,7 @@ def calibrate(
             merged model's on any task, beyond two paired standard errors. The one nearest to the
             experts' answers is calibrated on all other samples, and kept if it still passes. Up to
             42 samples of a task are all used for that and check nothing; with fewer than 8 the
-            merged model is kept. Norms that cannot be solved stay. `Result.choice` has the choice.
+            merged model is kept. What cannot be solved stays. `Result.choice` has the choice.
         out: folder to write instead of returning the model, in the merged folder's precision. Other
             files, such as the tokenizer, come from there, or from the base folder for a module.
         held_out: batches of further samples, on which the distance of the merged and the
@@ -206,20 +207,34 @@ def best_candidate(
         mixture = bool(packed_experts(models.student.module))
         groups = [[one] for one in students.values()] if mixture else [list(students.values())]
         for group in groups:
-            try:
-                sweep(run, group, few)
-            except BadSetting as error:
-                if error.key != "calibrate.residual":  # nothing writes into the residual stream
-                    raise
-                for student in group:  # blocks before the one that raised are already changed
-                    student.handle, student.blocks = models.student_copy(), []
-                    student.settings = student.settings.but(residual=0.0)
-                sweep(run, group, few)
+            sweep_solvable(run, group, few)
         handles = {name: calibrated_handle(models, one) for name, one in students.items()}
         handles = {choose.MERGED: models.merged} | handles
         by_task = ranks.gathered(choose.divergences(models, handles, unseen, few))
     choice = choose.choose(by_task, {name: one.settings for name, one in students.items()})
     return choice, {task: {choose.MERGED: own[choose.MERGED]} for task, own in by_task.items()}
+
+
+def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
+    """Sweep without what this model does not allow: the residual target, or some linears."""
+    while True:
+        try:
+            return sweep(run, students, batches)
+        except BadSetting as error:
+            if error.key != "calibrate.residual":  # nothing writes into the residual stream
+                raise
+            change: dict[str, Any] = {"residual": 0.0}
+        except BadCapture as error:
+            given = run.models.student.module, run.models.plan, False, students[0].settings.modules
+            every, bad = check_blocks(*given), [f".{name}" for name in error.modules]
+            left = [name for name in every if not any(one.endswith(f".{name}") for one in bad)]
+            if len(left) in (0, len(every)):
+                raise
+            LOG.warning(f"{error.problem}; not calibrated")
+            change = {"modules": left}
+        for student in students:  # blocks before the one that raised are already changed
+            student.handle, student.blocks = run.models.student_copy(), []
+            student.settings = student.settings.but(**change)
 
 
 def measure_drift(
@@ -288,7 +303,8 @@ def check(
                 raise BadBatches(task, NO_SAMPLES)
             samples[task] = [check_plan(models, task, head, [models.student, expert])]
         run = Run(models, spool, current(), block_drift=False, solve=False)
-        sweep(run, [Student(models.student, models.settings)], samples)
+        own = sweep_solvable if settings == "auto" else sweep
+        own(run, [Student(models.student, models.settings)], samples)
 
 
 def check_arguments(

@@ -1,11 +1,12 @@
 """Choose the settings of a calibration, or none, by answers to samples that no calibration sees.
 
 The divergence of a model from the expert of task t on held-out sample i is KL(p_i^t ‖ p_i). p is
-the softmax of the model's own scores; a text has the mean over its tokens. Models without a head
-are compared by relations: p_i = softmax_{j≠i}(cos(f_i, g_j)/τ). f_i is the model's feature of
-sample i, or the expert's; g_j are the expert's features of all samples of the task, including those
-on which candidates are calibrated; τ is the standard deviation of the expert's cosines. The feature
-of a text is the vector of the expert's SentenceTransformer, else the mean over its tokens.
+the softmax of the model's own scores (a single one is the logit of yes); a text has the mean over
+its tokens. Models without a head are compared by relations: p_i = softmax_{j≠i}(cos(f_i, g_j)/τ).
+f_i is the model's feature of sample i, or the expert's; g_j are the expert's features of all
+samples of the task, including those on which candidates are calibrated; τ is the standard deviation
+of the expert's cosines. The feature of a text is the vector of the expert's SentenceTransformer,
+else the mean over its tokens.
 
 Legend: n samples · d width of a feature · K scores of a row. An image has one row of scores, a text
 one for every token.
@@ -19,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import kl_div, log_softmax, normalize
+from torch.nn.functional import kl_div, log_softmax, normalize, pad
 
 from featcal.calibration.features import NO_SAMPLES, Models
 from featcal.calibration.scratch import Spool, SpooledList
@@ -61,8 +62,7 @@ CalibrationOrAuto = Calibration | Literal["auto"]
 MERGED, FINAL = "merged", "calibrated"  # names of the merged model and of the last calibration
 SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
 CALIBRATED_ON = 32  # samples of a task on which candidates are calibrated
-# samples of a task that are held out: a quarter, within these bounds
-FEWEST_HELD_OUT, MOST_HELD_OUT = 4, 64
+FEWEST_HELD_OUT, MOST_HELD_OUT = 4, 64  # samples of a task: a quarter, within these bounds
 FEWEST = 2 * FEWEST_HELD_OUT  # samples of a task to choose at all
 TOO_FEW = Choice(
     MERGED,
@@ -268,7 +268,8 @@ class Scores:
     def log_softmax(self, start: int, end: int) -> Tensor:
         """Return log softmax of some rows' scores, (rows, K)."""
         rows = self.rows[start:end]
-        return log_softmax(wide(rows if self.head is None else self.head(rows)), dim=-1)
+        scores = rows if self.head is None else self.head(rows)
+        return log_softmax(wide(pad(scores, (0, 1)) if self.width == 1 else scores), dim=-1)
 
 
 def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:
@@ -322,8 +323,7 @@ def answers(
     if head is None:
         sizes = torch.ones(len(hidden), dtype=torch.long)
         logits, last = (getattr(output, name, None) for name in ("logits", "last_hidden_state"))
-        if isinstance(logits, Tensor) and logits.dim() == 2:
-            scores = Scores(logits)
+        scores = Scores(logits) if isinstance(logits, Tensor) and logits.dim() == 2 else None
         if sentences and sentences.given:
             every = hidden.new_ones(hidden.shape[:2], dtype=torch.long)
             last = hidden if last is None else last

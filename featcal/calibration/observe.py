@@ -243,7 +243,7 @@ def add_site(
             gaps[name].flatten(0, -2) if name in gaps else y.new_zeros(len(y), width)
             for name, width in zip(site, widths, strict=True)
         ]
-        gap = torch.cat(parts, dim=1)  # (n, o)
+        gap = torch.cat(parts, dim=1).to(y.dtype)  # (n, o)
         y = y + (alpha * gap if like.blended else gap)
     for sums, w in zip(moments.sites[site], ws, strict=True):
         sums.add(x_cal, x_exp, w.flatten(), y, gap)

@@ -13,7 +13,7 @@ from featcal import card
 from featcal.cli import options, output
 from featcal.cli.inputs import Inputs, Request, differing_vocabularies, read_inputs, whole_experts
 from featcal.cli.output import note, progress_bar, say, say_json, table
-from featcal.errors import BadPlan
+from featcal.errors import BadCapture, BadPlan
 from featcal.files import write_json
 from featcal.settings import Calibration, require
 
@@ -26,7 +26,7 @@ MOST_HELD_OUT, LEAST_HELD_OUT = 64, 16  # further samples to measure the drift o
 MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
 SAMPLES = "Samples per task. Default: 256, or all there are."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
-RIDGE = "λ > 0: how strongly weights are pulled to the anchor (paper: 0.05)."
+RIDGE = "λ > 0 or auto: how strongly weights are pulled to the anchor (paper: 0.05)."
 BLEND = "ρ: 1 anchors at the merged weight; above 1 extrapolates away from the base (paper: 2)."
 INTERPOLATION = "α in [0, 1]: 1 targets the experts' features, 0 the student's own (paper: 0.3)."
 BATCH = "Samples per batch. Default: 32."
@@ -51,7 +51,7 @@ def calibrate(
     base: options.Base = None,
     expert: options.Experts = None,
     preset: options.Preset = None,
-    ridge: Annotated[float | None, Option(help=RIDGE)] = None,
+    ridge: Annotated[str | None, Option(metavar="X|auto", help=RIDGE)] = None,
     anchor_blend: Annotated[float | None, Option(help=BLEND)] = None,
     interpolation: Annotated[float | None, Option(help=INTERPOLATION)] = None,
     samples: Annotated[int | None, Option(min=1, help=SAMPLES)] = None,
@@ -228,7 +228,7 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
     model = request.student.to(request.draw.dtype)
     try:
         needs = estimated(model, job, longest or None, longest > 0, request.plan)
-    except BadPlan as error:  # it can still be calibrated
+    except (BadCapture, BadPlan) as error:  # it can still be calibrated
         return say(f"all inputs fit and the model replays; no estimate: {error.problem}")
     output.require_space("--out", request.out, sum(needs["disk"].values()))
     if as_json:

@@ -158,7 +158,7 @@ def method_of(
     return settings if changed or preset == "paper" else "auto"
 
 
-def with_own_options(pairs: Iterable[str] | None, **options: float | None) -> list[str]:
+def with_own_options(pairs: Iterable[str] | None, **options: object) -> list[str]:
     """Return pairs of --set and those that have an option of their own, such as --ridge."""
     return [*(pairs or ()), *(f"{k}={v}" for k, v in options.items() if v is not None)]
 

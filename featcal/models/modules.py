@@ -81,8 +81,7 @@ class Unpacked(nn.Module):
         out = torch.zeros_like(hidden_states)
         for expert, (rows, choice) in zip(experts, routes, strict=True):
             share = expert(hidden_states[rows], hooks=self.lead is None)
-            share = share * top_k_weights[rows, choice, None]
-            out.index_add_(0, rows, share.to(out.dtype))
+            out.index_add_(0, rows, (share * top_k_weights[rows, choice, None]).to(out.dtype))
         for expert, rows in zip(experts, self.lead or (), strict=False):
             expert(hidden_states[rows])
         return out
@@ -165,8 +164,13 @@ def same_unpacked(model: nn.Module) -> Iterator[None]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether a module is a linear that can be solved."""
-    return isinstance(module, nn.Linear | Conv1D)
+    """Return whether a module is a linear that can be solved, not a router that extends one."""
+    if not isinstance(module, nn.Linear | Conv1D):
+        return False
+    forward: Any = type(module).forward
+    known = forward in (nn.Linear.forward, Conv1D.forward)
+    with torch.no_grad():
+        return known or isinstance(forward(module, weight_of(module)[:1]), Tensor)
 
 
 def weight_of(module: nn.Module) -> Tensor:
@@ -271,10 +275,10 @@ def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
 
 def check_blocks(
     model: nn.Module, plan: BlockPlan, norm: bool = True, modules: Sequence[str] | None = None
-) -> None:
-    """Raise BadPlan unless linears and norms hold most parameters of every stack and share none;
-    UnknownKey for a name in `modules` that selects no linear.
-    """
+) -> list[str]:
+    """Return the names of the linears that are solved. Raises: BadPlan unless linears and norms
+    hold most parameters of every stack and share none; UnknownKey for a name in `modules` that
+    selects none."""
     shared = {id(model.get_parameter(names[0])): names for names in tied_names(model) if names[1:]}
     linears = set[str]()
     for stack in plan.stacks:
@@ -301,3 +305,4 @@ def check_blocks(
         if not any(_selected(name, [end]) for name in linears):
             known = sorted({name.rpartition(".")[2] for name in linears})
             raise UnknownKey("calibrate.modules", end, known)
+    return sorted(name for name in linears if modules is None or _selected(name, modules))

@@ -6,14 +6,14 @@ import torch
 from families import FAMILIES
 from test_mixtures import given  # noqa: F401 - a fixture
 from test_streaming import written
-from tiny import PAPER, experiment, make, same_bits, seeded, shifted
+from tiny import PAPER, TEXT, experiment, make, same_bits, seeded, shifted
 from torch import nn
 from torch.nn.functional import log_softmax
 
 from featcal import calibrate
 from featcal.calibration import choose
 from featcal.calibration.choose import STREAM, Part, parts_of
-from featcal.errors import BadSetting
+from featcal.errors import FeatCalError
 from featcal.models.load import load_as_calibrated
 from featcal.settings import Calibration
 
@@ -237,14 +237,25 @@ def test_a_language_model_in_a_folder_is_judged_as_in_memory(family, tmp_path, f
             assert streamed[name][task] == pytest.approx(value, rel=1e-3, abs=1e-6)
 
 
-def test_the_default_leaves_norms_alone_that_cannot_be_solved(few_samples):
-    sizes = families.GROUPED | {"bos_token_id": 0, "eos_token_id": 1}
-    cohere = families.family("CohereForCausalLM", sizes, "model.layers")
-    given = families.experiment(cohere)
-    with pytest.raises(BadSetting, match="CohereLayerNorm"):
+TOKENS = families.GROUPED | {"bos_token_id": 0, "eos_token_id": 1}
+POSITIONS = TEXT | {"relative_attention": True, "pos_att_type": ["p2c"], "share_att_key": True}
+MAMBA = {"vocab_size": TEXT["vocab_size"], "hidden_size": 32, "num_hidden_layers": 2}
+LEFT = {  # layers, why they cannot be solved, and their names
+    "CohereForCausalLM": (TOKENS, "model.layers", "CohereLayerNorm", ["norm"]),
+    "DebertaModel": (POSITIONS, "encoder.layer", "LayerNorm", ["LayerNorm", "pos_", "_bias"]),
+    "MambaForCausalLM": (MAMBA, "backbone.layers", "no positional", ["dt_proj", "A_", "D", "conv"]),
+    "DebertaV2Model": (POSITIONS, "encoder.layer", "ran twice", ["query_proj", "key_proj"]),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_the_default_leaves_layers_alone_that_cannot_be_solved(name, few_samples, monkeypatch):
+    sizes, blocks, why, ends = LEFT[name]
+    given, seen = families.experiment(families.family(name, sizes, blocks)), noted(monkeypatch)
+    with pytest.raises(FeatCalError, match=why):
         calibrate(**given, settings=PAPER)
-    result = calibrate(**given)
-    before = dict(given["merged"].named_parameters())
-    norms = {n: p for n, p in result.model.named_parameters() if "norm" in n}
-    assert norms and all(torch.equal(p, before[n]) for n, p in norms.items())
-    assert result.choice.chosen in (*FEW, choose.MERGED)
+    assert calibrate(**given).choice.chosen in (*FEW, choose.MERGED)
+    models = given["merged"], seen[0]["paper"]
+    before, own = (dict(model.named_parameters()) for model in models)
+    same = {n for n, p in own.items() if n.startswith(blocks) and torch.equal(p, before[n])}
+    assert same == {n for n in own if n.startswith(blocks) and any(end in n for end in ends)}

@@ -16,18 +16,20 @@ from featcal.calibration.choose import relational_divergence
 def scores(model, batch):
     """Return log softmax of every row without padding, by sample."""
     with torch.no_grad():
-        z = model(**batch).logits.log_softmax(-1)
+        z = model(**batch).logits
+        z = (torch.cat([z, 0 * z], 1) if z.shape[-1] == 1 else z).log_softmax(-1)
     if z.dim() == 2:
         return [row[None] for row in z]
     mask = batch["labels"] != -100 if "labels" in batch else batch["attention_mask"].bool()
     return [row[m] for row, m in zip(z, mask, strict=True)]
 
 
-@pytest.mark.parametrize("family", ["llama", "t5", "classifier"])
+@pytest.mark.parametrize("family", ["llama", "t5", 4, 1])
 def test_kl_and_top1_equal_those_of_whole_models(family):
-    given = experiment(FAMILIES["bert" if family == "classifier" else family])
-    if family == "classifier":
-        base = make(lambda: tf.BertForSequenceClassification(tf.BertConfig(**TEXT, num_labels=4)))
+    given = experiment(FAMILIES[family if isinstance(family, str) else "bert"])
+    if isinstance(family, int):  # classes; a single score is the logit of yes
+        config = tf.BertConfig(**TEXT, num_labels=family)
+        base = make(lambda: tf.BertForSequenceClassification(config))
         experts = {task: shifted(base, i + 3) for i, task in enumerate(given["experts"])}
         given |= {"merged": base, "experts": experts}
     experts = given["experts"]
@@ -42,8 +44,7 @@ def test_kl_and_top1_equal_those_of_whole_models(family):
         )
         p, q = torch.cat(ours), torch.cat(theirs)
         assert one.kl == pytest.approx(float((q.exp() * (q - p)).sum(-1).mean()), rel=1e-6)
-        same = (p.argmax(-1) == q.argmax(-1)).double()
-        assert one.top1 == pytest.approx(float(same.mean()))
+        assert one.top1 == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).double().mean()))
         assert one.samples == len(ours)
 
 
@@ -90,6 +91,5 @@ def test_relations_are_between_the_vectors_that_sentence_transformers_makes(tmp_
         encoder = library.SentenceTransformer(str(tmp_path / name), device="cpu")
         vectors.append(encoder.encode(texts, convert_to_tensor=True))
     batch = dict(language.tokenizer()(texts, padding=True, return_tensors="pt"))
-    experts = {"b": tmp_path / "b"}
-    [one] = featcal.compare({"a": tmp_path / "a"}, experts, {"b": [batch]})
+    [one] = featcal.compare({"a": tmp_path / "a"}, {"b": tmp_path / "b"}, {"b": [batch]})
     assert one.relations == pytest.approx(float(relational_divergence(*vectors).mean()), rel=1e-3)
