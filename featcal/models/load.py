@@ -357,7 +357,7 @@ def write_config(config: PretrainedConfig, architecture: str, folder: Path) -> N
         part = config.vision_config
     config = copy.deepcopy(part)
     config.architectures = [architecture]
-    for each in (config, *(getattr(config, name) for name in config.sub_configs)):
+    for each in filter(None, (config, *(getattr(config, name) for name in config.sub_configs))):
         each.dtype = None  # depends on how the model was loaded; the weights have their own
     config.save_pretrained(folder)
 

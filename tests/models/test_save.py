@@ -14,7 +14,7 @@ import torch
 import transformers as tf
 from language import WORDS, jsonl
 from safetensors.torch import load_file, save_file
-from tiny import PAPER, TEXT, make, shifted
+from tiny import PAPER, TEXT, make, same_bits, shifted
 
 import featcal
 from featcal.cli import main as cli
@@ -155,6 +155,11 @@ def test_only_folders_of_models_are_replaced(tmp_path):
             written(taken)
     assert (tmp_path / "notes/a.txt").read_text() == "mine"
     assert written(written(tmp_path / "model")).is_dir()
+
+
+def test_a_configuration_without_its_optional_part_is_written(tmp_path):
+    model = make(lambda: tf.EsmModel(tf.EsmConfig(**TEXT, mask_token_id=1)), dtype=torch.float32)
+    assert same_bits(load_model(save_model(model, tmp_path / "esm")), model)
 
 
 @pytest.mark.parametrize("limit", [10**9, 70, 1])
