@@ -206,7 +206,7 @@ def is_norm(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     named = type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
     norm = named or isinstance(module, nn.LayerNorm)
-    return norm and isinstance(weight, Tensor) and weight.dim() == 1
+    return norm and isinstance(weight, nn.Parameter) and weight.dim() == 1
 
 
 def shift_of(module: nn.Module) -> Tensor | None:
