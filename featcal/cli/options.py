@@ -140,7 +140,8 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
             raise UnknownKey("--set", key, fields)
         annotation = str(fields[key].annotation)
         listed = "tuple" in annotation and ("," in text or "str" in annotation)
-        values[key] = [yaml_scalar(t) for t in text.split(",")] if listed else yaml_scalar(text)
+        read = str if "str" in annotation or "Path" in annotation else yaml_scalar
+        values[key] = [read(t) for t in text.split(",")] if listed else read(text)
     changed = []
     for one in defaults:
         own = {key: value for key, value in values.items() if key in type(one).model_fields}

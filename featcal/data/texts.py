@@ -66,8 +66,7 @@ class TextRows(Sequence[Sample]):
             if not self._rows:
                 raise BadData(origin, "holds no text", "put one sample per line there")
             return
-        keys = [*_form(origin, table.column_names, columns)]
-        own = [columns.get(key, key) for key in keys]
+        own = [columns.get(key, key) for key in _form(origin, table.column_names, columns)]
         if (label := columns.get(LABEL, LABEL)) in table.column_names:
             own.append(label)
             self.classes = getattr(table.features[label], "names", None)

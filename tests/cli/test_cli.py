@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from featcal.cli import main as cli
-from featcal.cli import start
+from featcal.cli import options, start
 from featcal.models.load import load_clip, load_tokenizer, load_vision
 from tests import checkpoints
 
@@ -146,6 +146,11 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
 )
 def test_a_mistake_in_the_arguments_is_one_message_that_names_it(models, capsys, arguments, said):
     assert said.lower() in refused(arguments, models, capsys).lower()
+
+
+def test_names_made_of_digits_are_no_numbers():
+    (one,) = options.read_set(["work=2024", "split=2024"], "calibrate", options.Running())
+    assert (one.work, one.split) == (Path("2024"), "2024")
 
 
 @pytest.mark.parametrize("command", [MERGE, CALIBRATE], ids=lambda words: words[0])

@@ -87,8 +87,7 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
 
 def test_drift_is_measured_on_further_samples_only_where_no_answers_are(merged, capsys):
     for task in DATA:
-        rows = Path(f"{task}.jsonl").read_text() * 4
-        Path(f"{task}.jsonl").write_text(rows)  # 48 samples
+        Path(f"{task}.jsonl").write_text(Path(f"{task}.jsonl").read_text() * 4)  # 48 samples
     command = ["calibrate", "--merged", "merged", *BY_NAME, "--samples"]
     assert told(capsys, *command, "30", "--out", "new")["drift"] == []
     for samples, further in (("10", 10), ("30", 18)):

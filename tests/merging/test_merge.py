@@ -105,8 +105,7 @@ def by_flattening(base, experts, density, scale, combine):
 @pytest.mark.parametrize("majority", [1.0, -1.0])
 def test_where_experts_cancel_exactly_the_sign_of_the_majority_decides(majority):
     experts = [torch.tensor([1.0, 2.0]), torch.tensor([-1.0, 1.0])]
-    merged = merged_vector(experts, [0.0, 0.0], "sum", lambda: majority)
-    assert merged.tolist() == [majority, 3.0]
+    assert merged_vector(experts, [0.0, 0.0], "sum", lambda: majority).tolist() == [majority, 3.0]
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])

@@ -156,8 +156,7 @@ def logits(model):
 )
 def test_an_adapter_may_part_tied_tables(tmp_path, how):
     base, other = tied_llama(), tied_llama(1)
-    expert = adapted(base, **{"target_modules": ["q_proj"]} | how)
-    expert.save_pretrained(tmp_path / "lora")
+    adapted(base, **{"target_modules": ["q_proj"]} | how).save_pretrained(tmp_path / "lora")
     own = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "lora").eval()
     folder = save_model(base, tmp_path / "base")
     assert near(logits(merge("average", base, [tmp_path / "lora"])), logits(own), 1e-4)
@@ -166,8 +165,7 @@ def test_an_adapter_may_part_tied_tables(tmp_path, how):
     merged = merge("average", folder, {"a": tmp_path / "lora", "b": other})
     dense = without_adapters(own)
     for name, p in merged.named_parameters(remove_duplicate=False):
-        want = (dense.get_parameter(name) + other.get_parameter(name)) / 2
-        assert near(p, want), name
+        assert near(p, (dense.get_parameter(name) + other.get_parameter(name)) / 2), name
 
 
 def test_tables_that_a_class_cannot_have_apart_are_refused_by_name(tmp_path):

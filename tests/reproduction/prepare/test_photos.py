@@ -80,8 +80,7 @@ def test_folded_weights_give_the_same_features(tmp_path):
 
 def test_splits_of_a_task_share_no_picture(tmp_path):
     photos.write_photos(ROOT / "reproduction" / "real_images", ("digits", "trashnet"), tmp_path)
-    size = load_suite(ROOT, "mini").photos.size
-    text = json.dumps(photos.processor(size))
+    text = json.dumps(photos.processor(load_suite(ROOT, "mini").photos.size))
     (tmp_path / "preprocessor_config.json").write_text(text)
     for task in ("digits", "trashnet"):
         seen = {split: load_task(tmp_path, task, split, tmp_path) for split in photos.SPLITS}
