@@ -75,8 +75,7 @@ def test_zenodo_and_the_citation_agree():
 
 
 def test_every_file_that_the_readme_links_is_there():
-    readme = text("README.md")
-    for link in re.findall(r"\]\(([^)#]+)\)", readme):
+    for link in re.findall(r"\]\(([^)#]+)\)", text("README.md")):
         assert link.startswith("https://") or (ROOT / link).exists(), link
 
 

@@ -103,8 +103,7 @@ def test_with_the_wheel_alone_two_modules_are_merged_and_calibrated(wheel, tmp_p
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     for name, one in needed().items():
-        tops = {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}
-        for top in tops:
+        for top in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
             if name != "pandas" and not (site / top).exists():
                 (site / top).symlink_to(one.locate_file(top))
     command = [sys.executable, "-I", "-S", "-c", CALIBRATES, str(site)]

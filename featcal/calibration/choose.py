@@ -323,6 +323,9 @@ def answers(
     if head is None:
         sizes = torch.ones(len(hidden), dtype=torch.long)
         logits, last = (getattr(output, name, None) for name in ("logits", "last_hidden_state"))
+        if isinstance(logits, Tensor) and logits.shape[:-1] == hidden.shape[:2]:  # of each token
+            counted = weights.new_ones(weights.shape) if mask is None else mask
+            logits, sizes = logits[counted.bool()], counted.bool().sum(1)
         scores = Scores(logits) if isinstance(logits, Tensor) and logits.dim() == 2 else None
         if sentences and sentences.given:
             every = hidden.new_ones(hidden.shape[:2], dtype=torch.long)

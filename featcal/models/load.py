@@ -329,8 +329,7 @@ def save_model(
 ) -> Path:
     """Write config.json and safetensors, and copy the other files of the folder `like`."""
     state = untied(module)
-    needed = sum(tensor.nbytes for tensor in state.values())
-    with shard_writer(folder, limit, needed) as writer:
+    with shard_writer(folder, limit, sum(tensor.nbytes for tensor in state.values())) as writer:
         write_config(module.config, type(module).__name__, writer.folder)  # type: ignore[arg-type]
         copy_other_files(like, writer.folder)
         for name, tensor in state.items():

@@ -24,12 +24,15 @@ def scores(model, batch):
     return [row[m] for row, m in zip(z, mask, strict=True)]
 
 
-@pytest.mark.parametrize("family", ["llama", "t5", 4, 1])
+CLASSIFIERS = [("Sequence", 4), ("Sequence", 1), ("Token", 4)]  # one score is the logit of yes
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", *CLASSIFIERS])
 def test_kl_and_top1_equal_those_of_whole_models(family):
     given = experiment(FAMILIES[family if isinstance(family, str) else "bert"])
-    if isinstance(family, int):  # classes; a single score is the logit of yes
-        config = tf.BertConfig(**TEXT, num_labels=family)
-        base = make(lambda: tf.BertForSequenceClassification(config))
+    if isinstance(family, tuple):
+        kind = getattr(tf, f"BertFor{family[0]}Classification")
+        base = make(lambda: kind(tf.BertConfig(**TEXT, num_labels=family[1])))
         experts = {task: shifted(base, i + 3) for i, task in enumerate(given["experts"])}
         given |= {"merged": base, "experts": experts}
     experts = given["experts"]

@@ -126,8 +126,7 @@ class Mixture:
 def endless(task: str, batches: Batches, model: nn.Module) -> Iterator[tuple[int, Batch]]:
     """Yield numbered batches forever; an iterable that shuffles does so in every round."""
     number = -1
-    rounds = [cycle(batches)] if isinstance(batches, Iterator) else cycle([batches])
-    for each_round in rounds:
+    for each_round in [cycle(batches)] if isinstance(batches, Iterator) else cycle([batches]):
         for number, batch in enumerate(each_round):
             check_batch(task, number, batch, model)
             yield number, batch

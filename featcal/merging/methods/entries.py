@@ -70,8 +70,7 @@ def consensus(
     """
     for name in job.names:
         vectors = task_vectors(*job.read(name))
-        mask = tall_masks(vectors, threshold).sum(0) >= tasks
-        yield name, mask * tensor_sum(vectors)
+        yield name, (tall_masks(vectors, threshold).sum(0) >= tasks) * tensor_sum(vectors)
 
 
 def mask_row_entries(vector: Tensor, keep: float, remove: float) -> Tensor:

@@ -44,8 +44,7 @@ def test_a_table_has_the_papers_rows_and_every_setting(results, role, pool):
 def test_every_cell_is_the_mean_of_its_rows_in_the_csv(name):
     """Plain pandas on the files against what the pages show."""
     role, pool = name.rsplit("-", 1)
-    ours = Evidence("mini", role, pool, RESULTS)
-    rows = accuracy_rows(ours)
+    rows = accuracy_rows(Evidence("mini", role, pool, RESULTS))
     files = [RESULTS / kind / name / f"{kind}.csv" for kind in ("scores", "ablate")]
     scores = pd.concat([pd.read_csv(f, keep_default_na=False) for f in files if f.is_file()])
     seen = 0
