@@ -72,7 +72,7 @@ def make(
 
     def validated() -> dict[float, float]:
         models = {scale: Linearised(base, merged(scale)) for scale in study.tangent}
-        return averages(setup, models, Selection("validation", study.rows, study.seed))
+        return averages(setup, models, Selection(study.split, study.rows, study.seed))
 
     values = timed("choosing", validated)
     best = highest(values)

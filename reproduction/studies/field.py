@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -47,7 +47,7 @@ class FieldStudy(Study):
     """Settings of the study.
 
     mergers: settings by method; validation samples choose one of a list, such as scales.
-    rows:    validation samples of each task.   scored: test samples of each task; None: all.
+    rows:    samples of each task in `split`, which choose.   scored: test samples; None: all.
     trained: mergers with which the methods of TRAINED are run too, ProDistill for `epochs`.
     tangent: scales of task arithmetic in the tangent space; none: not run.
     """
@@ -60,6 +60,7 @@ class FieldStudy(Study):
     batch: PositiveInt
     seed: NonNegativeInt
     rows: PositiveInt
+    split: Literal["validation", "train"] = "validation"
     trained: tuple[str, ...]
     surgery_v2: SurgeryV2
     interv_merge: IntervMerge
@@ -170,7 +171,7 @@ def merge(
 
     def validated() -> dict[float, float]:
         tried = {value: merged(**own) for value, own in candidates.items()}
-        return averages(setup, tried, Selection("validation", study.rows, study.seed))
+        return averages(setup, tried, Selection(study.split, study.rows, study.seed))
 
     values = clock("choosing", validated)
     best = candidates[highest(values)]
