@@ -321,16 +321,15 @@ def answers(
     mask = padding_mask(batch, hidden, stack.mask, model)
     weights = token_weights(plan.rule(stack), "", True, hidden, mask)
     if head is None:
+        counted = hidden.new_ones(hidden.shape[:2], dtype=torch.long) if mask is None else mask
         sizes = torch.ones(len(hidden), dtype=torch.long)
         logits, last = (getattr(output, name, None) for name in ("logits", "last_hidden_state"))
         if isinstance(logits, Tensor) and logits.shape[:-1] == hidden.shape[:2]:  # of each token
-            counted = weights.new_ones(weights.shape) if mask is None else mask
             logits, sizes = logits[counted.bool()], counted.bool().sum(1)
         scores = Scores(logits) if isinstance(logits, Tensor) and logits.dim() == 2 else None
         if sentences and sentences.given:
-            every = hidden.new_ones(hidden.shape[:2], dtype=torch.long)
             last = hidden if last is None else last
-            pooled = sentences.vectors(last, every if mask is None else mask)
+            pooled = sentences.vectors(last, counted)
         elif output is not None:
             pooled = pooled_output(model, output, batch)
     return Answers(hidden, mask, weights, pooled, scores, sizes)

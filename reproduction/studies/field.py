@@ -46,8 +46,8 @@ ADAPTED_BATCH = 16  # samples in a step of a merger that adapts without labels
 class FieldStudy(Study):
     """Settings of the study.
 
-    mergers: settings by method; validation samples choose one of a list, such as scales.
-    rows:    samples of each task in `split`, which choose.   scored: test samples; None: all.
+    mergers: settings by method; samples of `split` choose one of a list, such as scales.
+    rows:    how many of each task choose.   scored: test samples of each task; None: all.
     trained: mergers with which the methods of TRAINED are run too, ProDistill for `epochs`.
     tangent: scales of task arithmetic in the tangent space; none: not run.
     """

@@ -308,7 +308,7 @@ def check_margins(drift: ScoreDrift, found: Checks) -> None:
     wrong = (torch.stack([*guaranteed.values()]).any(0) & ~kept).sum()
     found.add("margin", "lost_though_guaranteed", float(wrong), len(kept))
     # an answer that changed with ‖Δz‖∞ below half its margin would refute Eq. 44
-    changed = ~kept & (margin > 0)  # of two equal scores none is an answer
+    changed = ~kept & (margin > 0)  # two equal scores give no answer
     if changed.any():
         room = 100 * (float((2 * largest / margin)[changed].min()) - 1)
         found.add("margin", "room", room, int(changed.sum()))
