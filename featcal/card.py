@@ -33,7 +33,6 @@ Licence = tuple[tuple[str, str], ...]  # keys and values of a card's licence; ()
 DIGITS = 6  # later digits differ between machines
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β"}
 RECIPE = "mergekit_config.yml"
-DRIFT_COLUMNS = ["expert", "merged", "calibrated", "cosine merged", "cosine calibrated", "samples"]
 
 
 @dataclass(frozen=True)
@@ -51,25 +50,6 @@ class BlockRecord:
     def stated(self) -> dict[str, Any]:
         """Return the record by name, without `experts` where the block has none."""
         return {name: value for name, value in asdict(self).items() if name != "experts" or value}
-
-
-@dataclass(frozen=True)
-class DriftRecord:
-    """Two models against one expert: features after a stack's last block, on the same samples."""
-
-    expert: str
-    stack: str
-    merged: float  # relative drift of the merged model
-    calibrated: float
-    cosine_merged: float  # mean over tokens
-    cosine_calibrated: float
-    samples: int
-    held_out: bool  # not the samples that the model was calibrated on
-
-    @property
-    def worse(self) -> bool:
-        """Return whether the calibrated model is farther from this expert than the merged one."""
-        return self.calibrated > self.merged
 
 
 @dataclass(frozen=True)
@@ -105,18 +85,15 @@ class Result:
     model: "nn.Module | None"  # the calibrated module; None when a folder was written
     folder: Path | None
     blocks: list[BlockRecord]  # in forward order
-    drift: list[DriftRecord] = field(default_factory=list)  # by expert and stack, if measured
     settings: Calibration | None = None
     choice: Choice | None = None
 
     @property
     def stated(self) -> dict[str, Any]:
-        """Return settings, blocks and, if there are any, drift and choice for a JSON file."""
-        drift = [asdict(one) for one in self.drift]
+        """Return settings, blocks and, if there is one, the choice for a JSON file."""
         return {
             "settings": self.settings.stated if self.settings else None,
             "blocks": [block.stated for block in self.blocks],
-            **({"drift": drift} if drift else {}),
             **({"choice": self.choice.stated} if self.choice else {}),
         }
 
@@ -254,31 +231,9 @@ def calibration_card(
         merged_by=merged_by,
         version=__version__,
         samples=list((samples or {}).items()),
-        drift_columns=DRIFT_COLUMNS,
-        drift=drift_rows(result.drift),
-        warnings=worse(result.drift),
         blocks=block_rows(result.blocks) if measured else [],
         class_name=class_name,
     )
-
-
-def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
-    """Return the cells of `DRIFT_COLUMNS`, one row per expert and stack."""
-    several = len({one.stack for one in drift}) > 1
-    rows = []
-    for one in drift:
-        values = (one.merged, one.calibrated, one.cosine_merged, one.cosine_calibrated)
-        name = f"{one.expert}, {one.stack}" if several else one.expert
-        samples = f"{one.samples}{', held out' * one.held_out}"
-        rows.append([name, *(f"{value:.3f}" for value in values), samples])
-    return rows
-
-
-def worse(drift: Sequence[DriftRecord]) -> list[str]:
-    """Return [a sentence naming the experts whose drift calibration increased], or []."""
-    names = ", ".join(dict.fromkeys(one.expert for one in drift if one.worse))
-    advice = "featcal compare shows whether their answers are worse too."
-    return [f"Calibration increased the drift from these experts: {names}. {advice}"] * bool(names)
 
 
 def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:

@@ -145,14 +145,12 @@ def family(
     chosen = PAPER.but(**{name: value for name, value in settings.items() if name != "stack"})
     merged = averaged(list(experts.values()))
     result = featcal.calibrate(
-        merged, base=base, experts=experts, batches=given, settings=chosen, held_out={}, plan=plan
+        merged, base=base, experts=experts, batches=given, settings=chosen, plan=plan
     )
-    agreements = featcal.compare({"calibrated": result.model}, experts, given, plan=plan)
-    last = result.drift[-1]
-    assert abs(agreements[-1].relative_drift - last.calibrated) < 1e-4, (
-        "compare and calibrate measure differently"
-    )
-    return f"{len(result.blocks)} blocks, drift {last.merged:.3f} to {last.calibrated:.3f}"
+    models = {"merged": merged, "calibrated": result.model}
+    before, after = featcal.compare(models, experts, given, plan=plan)[-2:]
+    drift = f"{before.relative_drift:.3f} to {after.relative_drift:.3f}"
+    return f"{len(result.blocks)} blocks, drift {drift}"
 
 
 def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, place: Path) -> list[str]:

@@ -1,8 +1,8 @@
-"""Does the default's divergence order candidates as the tasks' heads do, on real encoders?
+"""Do the default's divergences order candidates as the tasks' heads do, on real encoders?
 
-Without a head the default compares relations of features. Here its candidates are calibrated as it
-does, on 24 of 32 samples a task, and compared on the other 8 by that divergence and by KL through
-the tasks' heads; accuracy is on validation samples. Nothing is chosen by the result. Writes
+Without a head the default compares relations of features, or similarities to vectors of classes.
+Here its candidates are calibrated as it does, on 24 of 32 samples a task, and compared on the other
+8 by both and by KL through the tasks' heads; accuracy is on validation samples. Nothing is chosen by the result. Writes
 reproduction/report/divergences.json. Needs prepared models: dvc repro
 pipeline/prepare/dvc.yaml:prepare_role@{vit_s-8,minilm-8,mpnet-8}
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def compare(key: str, merger: str) -> dict[str, dict[str, float]]:
-    """Return both divergences and the accuracy of every candidate and of the merged model."""
+    """Return all divergences and the accuracy of every candidate and of the merged model."""
     setup = load_setup(key)
     study: Any = pick("default", load_context().experiments.studies["default"], key)
     base = setup.load(setup.base)
@@ -62,19 +62,20 @@ def compare(key: str, merger: str) -> dict[str, dict[str, float]]:
     opened = open_models(merged, base, experts, None, "auto", whole=True, device=None, dtype=None)
     handles = {name: InMemoryModel(model) for name, model in models.items()}
     relations = choose.divergences(opened, handles, held_out, few)
-    heads, right = (
-        setup.scaled_heads(),
-        scored(setup, for_all_tasks(models), Selection("validation", study.scored)),
-    )
+    heads, P = setup.scaled_heads(), setup.projection()
+    labels = {task: head if P is None else head @ P for task, head in heads.items()}
+    classes = choose.divergences(opened, handles, held_out, few, labels)
+    right = scored(setup, for_all_tasks(models), Selection("validation", study.scored))
     found = {}
     for name, model in models.items():
-        pairs = pool_features(model, experts, held_out, setup.projection())
+        pairs = pool_features(model, experts, held_out, P)
         by_head = (
             float(divergence(pair.merged, pair.expert, heads[task]).mean())
             for task, pair in pairs.items()
         )
         found[name] = {
             "relations": round(fmean(fmean(own[name]) for own in relations.values()), 6),
+            "classes": round(fmean(fmean(own[name]) for own in classes.values()), 6),
             "heads": round(fmean(by_head), 6),
             "validation": round(average(right[name]), 3),
         }

@@ -3,7 +3,7 @@
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,23 +17,18 @@ from featcal.calibration.block import Run, Student, sweep
 from featcal.calibration.features import NO_SAMPLES, Models, check_plan, open_models
 from featcal.calibration.ranks import current
 from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_calibrated
-from featcal.card import BlockRecord, DriftRecord, Result, calibration_card, round_digits
-from featcal.core.moments import Drift, TokenRule
+from featcal.card import BlockRecord, Result, calibration_card
+from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, BadCapture, BadSetting
+from featcal.errors import BadBatches, BadCapture, BadSetting, UnknownKey
 from featcal.files import claimed
 from featcal.models.batch import (
-    Batch,
     Batches,
     Model,
     TaskBatches,
-    check_batch,
     check_tasks,
-    naming,
-    padding_mask,
 )
-from featcal.models.blocks import model_call
-from featcal.models.load import evaluation_mode, load_as_calibrated, require_replaceable
+from featcal.models.load import load_as_calibrated, require_replaceable
 from featcal.models.modules import check_blocks, packed_experts
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import InMemoryModel, ModelHandle
@@ -51,8 +46,8 @@ def calibrate(
     experts: Mapping[str, Model],
     batches: Mapping[str, Batches],
     settings: choose.CalibrationOrAuto = "auto",
+    labels: Mapping[str, Tensor] | None = None,
     out: str | Path | None = None,
-    held_out: Mapping[str, Batches] | None = None,
     plan: BlockPlan | None = None,
     token_weights: TokenRule | None = None,
     device: str | torch.device | None = None,
@@ -80,11 +75,11 @@ def calibrate(
             experts' answers is calibrated on all other samples, and kept if it still passes. Up to
             42 samples of a task are all used for that and check nothing; with fewer than 8 the
             merged model is kept. What cannot be solved stays. `Result.choice` has the choice.
+        labels: per task the vectors (K, d) of its classes' texts, for encoders without a head: the
+            choice then compares the similarities f c / ‖f‖ of features f (d,) to them, else to the
+            other samples. For a CLIP's vision tower, multiply them by its projection (p, d).
         out: folder to write instead of returning the model, in the merged folder's precision. Other
             files, such as the tokenizer, come from there, or from the base folder for a module.
-        held_out: batches of further samples, on which the distance of the merged and the
-            calibrated model to each expert is measured; a task without any is measured on its
-            `batches` if they can be read twice. Default: no measurement.
         plan: the model's blocks. Default: looked up or inferred.
         token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape.
             Default: the family's rule.
@@ -99,8 +94,7 @@ def calibrate(
         block_drift: measure the drift after every block, with one more pass through the last one.
         progress: called with one line of text per block; the logger "featcal" gets the same lines.
 
-    Returns: Result with model (None with `out`), folder (None without), a record per block and,
-        with `held_out`, the drift from every expert.
+    Returns: Result with model (None with `out`), folder (None without) and a record per block.
     Raises: FeatCalError; modules stay as they were given, and no folder is written.
     """
     ranks = current()
@@ -108,7 +102,7 @@ def calibrate(
     scratch = given if out is None else scratch_folder(Path(out), given if work else None)
     with ranks.fail_together(), ExitStack() as opened:
         check_tasks(experts, batches)
-        check_arguments(experts, settings, held_out, host_memory)
+        check_arguments(experts, settings, labels or {}, host_memory)
         if out is not None:
             require_replaceable(Path(out))
             require(not given.is_file(), "work", str(given), "names a file; name a folder")
@@ -149,7 +143,11 @@ def calibrate(
                 choice = choose.TOO_FEW
             else:
                 few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
-                choice, before_kl = best_candidate(run, folder, few, unseen)
+                if labels:  # those of another width are refused before it computes for long
+                    own_unseen = {t: p for t, p in unseen.items() if t in labels}
+                    handles = {choose.MERGED: models.merged}
+                    choose.divergences(models, handles, own_unseen, few, labels)
+                choice, before_kl = best_candidate(run, folder, few, unseen, labels)
                 batches = {**batches, **many}
             student.settings = choice.settings or models.settings
         if choice is None or choice.settings:
@@ -158,7 +156,8 @@ def calibrate(
         if choice and choice.settings and choice.divergence:
             # where samples are few, the last calibration has seen those that were held out
             unseen = {t: p for t, p in unseen.items() if not (p.chosen & many[t].chosen).any()}
-            final = ranks.gathered(choose.divergences(models, {choose.FINAL: after}, unseen, few))
+            given_models = models, {choose.FINAL: after}, unseen, few, labels
+            final = ranks.gathered(choose.divergences(*given_models))
             if final:
                 choice = choose.confirmed(choice, {t: before_kl[t] | final[t] for t in final})
         if choice and not choice.settings:
@@ -170,14 +169,8 @@ def calibrate(
         if choice and ranks.first:
             LOG.info(choice.sentence)
 
-        drift = []
-        if held_out is not None:
-            by_task = ranks.gathered(measure_drift(models, after, batches, held_out))
-            drift = [record for records in by_task.values() for record in records]
-            if progress and ranks.first:
-                progress("drift from each expert")
         used = choice.settings if choice else models.settings
-        result = Result(models.student.module, None, student.blocks, drift, used, choice)
+        result = Result(models.student.module, None, student.blocks, used, choice)
         if out is None or folder is None:
             return result
         if ranks.first:
@@ -191,7 +184,11 @@ def calibrate(
 
 
 def best_candidate(
-    run: Run, folder: RunFolder | None, few: choose.Parts, unseen: choose.Parts
+    run: Run,
+    folder: RunFolder | None,
+    few: choose.Parts,
+    unseen: choose.Parts,
+    labels: Mapping[str, Tensor] | None,
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
     """Calibrate the candidates on few samples; return choice and merged model's divergence."""
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
@@ -210,7 +207,7 @@ def best_candidate(
             sweep_solvable(run, group, few)
         handles = {name: calibrated_handle(models, one) for name, one in students.items()}
         handles = {choose.MERGED: models.merged} | handles
-        by_task = ranks.gathered(choose.divergences(models, handles, unseen, few))
+        by_task = ranks.gathered(choose.divergences(models, handles, unseen, few, labels))
     choice = choose.choose(by_task, {name: one.settings for name, one in students.items()})
     return choice, {task: {choose.MERGED: own[choose.MERGED]} for task, own in by_task.items()}
 
@@ -235,47 +232,6 @@ def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) 
         for student in students:  # blocks before the one that raised are already changed
             student.handle, student.blocks = run.models.student_copy(), []
             student.settings = student.settings.but(**change)
-
-
-def measure_drift(
-    models: Models, calibrated: ModelHandle, batches: TaskBatches, held_out: TaskBatches
-) -> dict[str, list[DriftRecord]]:
-    """Measure how far the merged and the calibrated model are from every expert, by task.
-
-    A task without held-out batches is measured on its calibration batches, if they can be reread.
-    """
-    records: dict[str, list[DriftRecord]] = {}
-    pair, stacks = (models.merged, calibrated), models.plan.stacks
-
-    def features(handle: ModelHandle, batch: Batch) -> dict[str, Tensor]:
-        with (
-            handle.running() as model,
-            choose.last_outputs(model, models.plan, stop=True) as outputs,
-        ):
-            model(**model_call(model, batch))
-        return outputs
-
-    with evaluation_mode([handle.module for handle in pair]):
-        for task, expert in models.experts.items():
-            own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
-            drift, samples = {stack.name: (Drift(), Drift()) for stack in stacks}, 0
-            for number, batch in enumerate(own):
-                check_batch(task, number, batch, expert.module)
-                with naming(task, number):
-                    theirs = features(expert, batch)
-                    for which, handle in enumerate(pair):
-                        ours = features(handle, batch)
-                        for stack in stacks:
-                            h, h_exp = ours[stack.name], theirs[stack.name]
-                            mask = padding_mask(batch, h, stack.mask, handle.module)
-                            drift[stack.name][which].add(h, h_exp, mask)
-                samples += len(h_exp)
-            records[task] = []
-            for name, (before, after) in drift.items() if samples else ():
-                values = before.relative, after.relative, before.cosine, after.cosine
-                measured = map(round_digits, values)
-                records[task].append(DriftRecord(task, name, *measured, samples, task in held_out))
-    return records
 
 
 def check(
@@ -310,21 +266,21 @@ def check(
 def check_arguments(
     experts: Mapping[str, Model],
     settings: choose.CalibrationOrAuto,
-    held_out: TaskBatches | None,
+    labels: Mapping[str, Tensor],
     host_memory: int | None,
 ) -> None:
-    """Raise BadBatches or BadSetting for arguments of `calibrate` that cannot be used."""
+    """Raise BadSetting or UnknownKey for arguments of `calibrate` that cannot be used."""
     given, expected = type(settings).__name__, 'must be "auto" or a featcal.Calibration'
     require(isinstance(settings, Calibration) or settings == "auto", "settings", given, expected)
+    expected = "is for the choice of settings; leave labels or settings out"
+    require(settings == "auto" or not labels, "labels", ", ".join(labels), expected)
+    expected = "must be a matrix with a row for each of at least two classes"
+    for task, classes in labels.items():
+        if task not in experts:
+            raise UnknownKey("labels", task, experts)
+        require(classes.dim() == 2 and len(classes) > 1, "labels", [*classes.shape], expected)
     expected = "must be a number of bytes, at least 0"
     require(host_memory is None or host_memory >= 0, "host_memory", host_memory, expected)
-    for task, own in (held_out or {}).items():
-        if not isinstance(own, Iterable):
-            kind = type(own).__name__
-            raise BadBatches(task, f"is held out as {kind}; expected a list of mappings")
-        if task not in experts:
-            known = f"there are: {', '.join(sorted(experts))}"
-            raise BadBatches(task, f"is held out, but no expert has this name; {known}")
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:

@@ -5,8 +5,9 @@ the softmax of the model's own scores (a single one is the logit of yes); a text
 its tokens. Models without a head are compared by relations: p_i = softmax_{j≠i}(cos(f_i, g_j)/τ).
 f_i is the model's feature of sample i, or the expert's; g_j are the expert's features of all
 samples of the task, including those on which candidates are calibrated; τ is the standard deviation
-of the expert's cosines. The feature of a text is the vector of the expert's SentenceTransformer,
-else the mean over its tokens.
+of the expert's cosines. Where vectors c_k of a task's classes are given, p_i = softmax_k(f_i · c_k /
+τ ‖f_i‖). The feature of a text is the vector of the expert's SentenceTransformer, else the mean over
+its tokens.
 
 Legend: n samples · d width of a feature · K scores of a row. An image has one row of scores, a text
 one for every token.
@@ -27,7 +28,7 @@ from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.moments import token_weights
 from featcal.core.precision import SUM_DTYPE, wide
-from featcal.errors import BadBatches, BadFile, NotFinite
+from featcal.errors import BadBatches, BadFile, BadSetting, NotFinite
 from featcal.models.batch import (
     Batch,
     Batches,
@@ -148,12 +149,19 @@ def split(
 
 
 def divergences(
-    models: Models, students: Mapping[str, ModelHandle], held_out: Parts, seen: Parts
+    models: Models,
+    students: Mapping[str, ModelHandle],
+    held_out: Parts,
+    seen: Parts,
+    labels: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, list[float]]]:
-    """Return held-out samples' divergence by task and model; `seen` adds samples for relations."""
+    """Return held-out samples' divergence by task and model.
+
+    seen: further samples for relations.   labels: vectors (K, d) of a task's classes.
+    """
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
-        expert, pooling = models.experts[task], None
+        expert, pooling, classes = models.experts[task], None, (labels or {}).get(task)
         with suppress(BadFile):  # the expert's way is not supported: take the mean over tokens
             if isinstance(expert, StreamedModel):  # for all models, so that features compare
                 pooling = Sentences.of_folder(expert.folder)
@@ -170,32 +178,40 @@ def divergences(
                     for name, handle in students.items():
                         with handle.running() as student:  # scores are made when they are compared
                             ours = answers(student, batch, *how)
-                            scores = ours.scores, theirs.scores
-                            if None not in scores and scores[0].width == scores[1].width:
+                            scores = comparable_scores(ours, theirs)
+                            if scores is not None and classes is None:
                                 rows = kl_and_top1(*scores)[0].split(ours.sizes.tolist())
                                 kl[name] += [float(r.mean()) if len(r) else 0.0 for r in rows]
                         features[name].append(ours.features(theirs))
                     features[task].append(theirs.features(ours))
-            if not all(kl.values()):
+            if classes is None and not all(kl.values()):
                 with expert.running() as teacher:
                     for batch in seen[task]:
                         features[task].append(answers(teacher, batch, *how).features(ours))
         for name in students:
             if not kl[name]:
                 both = torch.cat(features[name]), torch.cat(features[task])
-                kl[name] = relational_divergence(*both).tolist()
+                kl[name] = relational_divergence(*both, classes).tolist()
             if not torch.tensor(kl[name]).isfinite().all():
                 raise NotFinite(f"model {name}, task {task}", "its answers")
         by_task[task] = kl
     return by_task
 
 
-def relational_divergence(f: Tensor, f_exp: Tensor) -> Tensor:
-    """Return each sample's divergence of relations (n,); f (n, d), f_exp (n or more, d)."""
+def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = None) -> Tensor:
+    """Return each sample's divergence of relations to the others, or to classes (K, d), (n,).
+
+    f (n, d), f_exp (n or more, d).   Raises: BadSetting for classes of another width.
+    """
+    if classes is not None and classes.shape[1] != f.shape[1]:
+        expected = f"must be rows of the features' width {f.shape[1]}"
+        raise BadSetting("labels", f"rows of {classes.shape[1]}", expected)
     unit, expert = (normalize(x.to(SUM_DTYPE), dim=1) for x in (f, f_exp))
     others = ~torch.eye(len(unit), len(expert), dtype=torch.bool, device=unit.device)
 
     def cosines(rows: Tensor) -> Tensor:
+        if classes is not None:
+            return rows @ classes.to(rows).T
         return (rows @ expert.T)[others].view(len(rows), -1)
 
     theirs = cosines(expert[: len(unit)])
@@ -300,6 +316,13 @@ class Answers:
         if self.pooled is not None and other.pooled is not None:
             return self.pooled
         return token_mean(self.hidden, self.weights == self.weights.amax(1, keepdim=True))
+
+
+def comparable_scores(ours: Answers, theirs: Answers) -> tuple[Scores, Scores] | None:
+    """Return the scores of both, or None unless they have the same number."""
+    if ours.scores is None or theirs.scores is None or ours.scores.width != theirs.scores.width:
+        return None
+    return ours.scores, theirs.scores
 
 
 def answers(

@@ -1,9 +1,9 @@
-"""`featcal calibrate`: calibrate a merged model, write it and report its drift from the experts."""
+"""`featcal calibrate`: calibrate a merged model and write it as a folder of the same format."""
 
 import ctypes
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from featcal.data.batches import Draw, DrawnBatches
 
 MOST = 256  # samples of a task by default
-MOST_HELD_OUT, LEAST_HELD_OUT = 64, 16  # further samples to measure the drift on, at most
 MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
 SAMPLES = "Samples per task. Default: 256, or all there are."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
@@ -57,6 +56,7 @@ def calibrate(
     samples: Annotated[int | None, Option(min=1, help=SAMPLES)] = None,
     batch: Annotated[int | None, Option(min=1, help=BATCH)] = None,
     column: options.Column = None,
+    classes: options.Classes = None,
     seed: options.Seed = 42,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: options.Device = "auto",
@@ -79,7 +79,10 @@ def calibrate(
     require_work_folder(keys.work, [*inputs.folders, out])
     output.require_room(inputs.merged, out, keys.work)
     draw = keys.draw(samples or MOST, seed, dtype, column)
-    request = Calibrating(inputs, keys, draw, device, out, settings)
+    names = options.classes_named(classes, inputs.data)
+    expected = "is for the choice of settings, which other options set here"
+    require(settings == "auto" or not names, "--classes", classes, expected)
+    request = Calibrating(inputs, keys, draw, device, names, out, settings)
     draws = {task: draw if samples else request.rest(task, 0, MOST) for task in inputs.data}
     if dry_run:
         return show_dry_run(request, draws, as_json)
@@ -112,20 +115,12 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     sweeps = 2 if request.settings == "auto" else 1  # once for the candidates
     mine = current().mine(inputs.experts)  # each process reads the batches of its own tasks only
     used = {task: draws[task] for task in mine}
-    held_out = None
-    if request.settings != "auto":  # which is checked by answers, not by drift
-        unseen = {
-            task: replace(own, skip=own.samples, samples=min(MOST_HELD_OUT, own.samples, left))
-            for task, own in used.items()
-            if (left := request.counts[task] - own.samples) >= LEAST_HELD_OUT
-        }
-        held_out = request.batches(unseen)
     device = own_device(torch_device(request.device))
     if device.type == "cpu":
         return_large_blocks()
     with (
         whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts,
-        progress_bar(sweeps * blocks + (held_out is not None), "calibrating") as progress,
+        progress_bar(sweeps * blocks, "calibrating") as progress,
     ):
         try:
             result = featcal.calibrate(
@@ -134,8 +129,8 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
                 experts=experts,
                 batches=dict.fromkeys(inputs.experts, ()) | request.batches(used),
                 settings=request.settings,
+                labels=request.labels(experts),
                 out=request.out,
-                held_out=held_out,
                 plan=request.plan,
                 device=device,
                 dtype=request.draw.dtype,
@@ -199,6 +194,7 @@ def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") ->
         with_adapter(skeleton(folder), inputs.experts[name])
     whole = {n: f for n, f in inputs.experts.items() if n not in inputs.adapter_bases}
     experts = whole or {"merged": inputs.merged}
+    request.labels(whole)
     check(
         inputs.merged,
         base=inputs.base,
@@ -276,18 +272,13 @@ def rewrite_card(request: Calibrating, draws: "Mapping[str, Draw]", result: card
 
 
 def show_result(result: card.Result, as_json: bool) -> None:
-    """Print what was chosen, the drift of blocks and from experts, and warn where it grew."""
+    """Print what was chosen and the drift of the calibrated blocks."""
     if as_json:
-        say_json({"folder": str(result.folder), "drift": []} | result.stated)
-    else:
-        if result.choice:
-            title = "divergence from the experts' answers to held-out samples"
-            table(title, ["model", "mean KL"], result.choice.rows)
-            say(result.choice.sentence)
-        title = "calibrated blocks, drift from the experts on the calibration samples"
-        table(title, ["block", "drift", "cosine", "tokens"], card.block_rows(result.blocks))
-        title = "drift from each expert after the last block"
-        table(title, card.DRIFT_COLUMNS, card.drift_rows(result.drift))
-        say(f"{'calibrated' if result.settings else 'merged'} model: {result.folder}")
-    for sentence in card.worse(result.drift):
-        note(f"warning: {sentence}")
+        return say_json({"folder": str(result.folder)} | result.stated)
+    if result.choice:
+        title = "divergence from the experts' answers to held-out samples"
+        table(title, ["model", "mean KL"], result.choice.rows)
+        say(result.choice.sentence)
+    title = "calibrated blocks, drift from the experts on the calibration samples"
+    table(title, ["block", "drift", "cosine", "tokens"], card.block_rows(result.blocks))
+    say(f"{'calibrated' if result.settings else 'merged'} model: {result.folder}")

@@ -35,7 +35,7 @@ MEASURES = {  # by field of Agreement: column, number format, factor, and its na
 }
 EPILOG = """Drift and cosine compare the features after the last block. KL and top-1 agreement
 compare the answers of models with a head. For models without one, relations compare how similar
-each sample is to the expert's features of the others. With several models, ± is the standard error
+each sample is to the expert's features of the others, or of its classes (--classes). With several models, ± is the standard error
 of the difference to the first one, paired by sample.
 
 Examples:
@@ -51,6 +51,7 @@ def compare(
     expert: Annotated[list[str] | None, Option(**options.NAMED, help=EXPERT)] = None,
     base: Annotated[str | None, Option(**options.MODEL, help=BASE)] = None,
     column: options.Column = None,
+    classes: options.Classes = None,
     samples: Annotated[int | None, Option(min=2, help=SAMPLES)] = None,
     skip: Annotated[int | None, Option(min=0, help=SKIP)] = None,
     seed: Annotated[int | None, Option(min=0, help=SEED)] = None,
@@ -69,7 +70,8 @@ def compare(
     seeds = [record["seed"] for record in used if record.get("split") == keys.split]
     draw = keys.draw(MOST, next(iter(seeds), 42) if seed is None else seed, dtype, column)
     same = [one for one in used if (one.get("seed"), one.get("split")) == (draw.seed, draw.split)]
-    request, draws = Request(inputs, keys, draw, device), {}
+    names = options.classes_named(classes, inputs.data)
+    request, draws = Request(inputs, keys, draw, device, names), {}
     for task in inputs.data:
         first = max((one["samples"].get(task, 0) for one in same), default=0)
         first = first if skip is None else skip
@@ -102,7 +104,7 @@ def agreements_of(
     plan = request.plan if request.keys.stack else None
     how: Any = {"plan": plan, "device": request.device, "dtype": request.draw.dtype}
     with TemporaryDirectory() as work, whole_experts(inputs, Path(work), inputs.experts) as experts:
-        return featcal.compare(models, experts, batches, **how)
+        return featcal.compare(models, experts, batches, labels=request.labels(experts), **how)
 
 
 def add_agreements(folder: Path, inputs: Inputs, split: str, rows: "Iterable[Agreement]") -> None:

@@ -9,8 +9,7 @@ from typer import Option
 from featcal.cli import inputs, options
 from featcal.cli.inputs import FOLDER
 from featcal.cli.output import add_to_card, note, say_json, table
-from featcal.errors import BadSetting, FeatCalError, TensorsDiffer
-from featcal.files import read_json
+from featcal.errors import FeatCalError, TensorsDiffer
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def evaluate(
             problem = f"{model} reads images; --classes and --set tokens are for texts"
             raise FeatCalError("evaluate", problem, "leave them out")
         kind, unit = "zero-shot-image-classification", "images"
-        whole, prompts = clip or whole_clip(model), prompts or ["a photo of a {}."]
+        whole, prompts = clip or recorded_clip(model), prompts or inputs.PROMPT
         answers = image_answers(model, whole, datasets, prompts, sampling, where, columns)
     accuracy = {task: percent(right) for task, (right, _) in answers.items()}
     average = sum(accuracy.values()) / len(accuracy)
@@ -110,16 +109,12 @@ def evaluate(
         add_to_card(model, datasets, sampling.split, kind, results)
 
 
-def whole_clip(model: Path) -> Path:
+def recorded_clip(model: Path) -> Path:
     """Return the CLIP with both towers: the model, or the base that its folder records."""
     names, folders = inputs.names_in(model), [model]
     if names and names.base:
         folders.append(inputs.model_folder(str(names.file), names.base, names.file.parent))
-    for folder in folders:
-        if read_json(folder / "config.json").get("architectures") == ["CLIPModel"]:
-            return folder
-    expected = "must be the whole CLIP, which makes the heads for images; or give --class-means"
-    raise BadSetting("--clip", None, expected)
+    return inputs.whole_clip(folders, "--clip", "the heads for images; or give --class-means")
 
 
 def image_answers(
@@ -191,11 +186,7 @@ def text_answers(
     from featcal.models.load import load_model
     from featcal.models.sentences import Sentences
 
-    pairs = options.pairs_by_name("--classes", classes, "NAME=A,B,...", "reviews=bad,good")
-    names = {task: labels.split(",") for task, labels in pairs.items()}
-    for task in names:
-        expected = f"must name a task of --data: {', '.join(datasets)}"
-        require(task in datasets, "--classes", task, expected)
+    names = options.classes_named(classes, datasets)
     model = load_model(folder).to(device)
     way, reader = way_of(model), reader_for([folder], input_of(model), sampling.tokens)
     sentences = Sentences.of_folder(folder)

@@ -40,6 +40,7 @@ def fix(
     merged: Annotated[str, Argument(metavar="MERGED", help="Merged model.")],
     data: options.Data,
     column: options.Column = None,
+    classes: options.Classes = None,
     base: options.Base = None,
     expert: options.Experts = None,
     out: Annotated[Path | None, Option(help=OUT)] = None,
@@ -58,7 +59,8 @@ def fix(
     new_folder(out, force, inputs.folders)
     require_room(inputs.merged, out, None)
     keys = options.Running()
-    request = Calibrating(inputs, keys, keys.draw(MOST, 42, column=column), device, out, "auto")
+    draw, names = keys.draw(MOST, 42, column=column), options.classes_named(classes, inputs.data)
+    request = Calibrating(inputs, keys, draw, device, names, out, "auto")
     if short := {task: count for task, count in request.counts.items() if count < LEAST}:
         listed = ", ".join(f"{task} has {count}" for task, count in short.items())
         way_out = "featcal calibrate --preset paper calibrates with fewer, without a check"

@@ -24,11 +24,14 @@ from featcal.interchange.mergekit import WRITTEN, Recipe, read_recipe, recipe_in
 from featcal.settings import require
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from featcal.data.batches import Draw, DrawnBatches
     from featcal.data.places import Location
     from featcal.models.plan import BlockPlan
 
 T = TypeVar("T")
+PROMPT = ["a photo of a {}."]
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
 HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
@@ -278,6 +281,7 @@ class Request:
     keys: options.SamplingAndBlocks
     draw: "Draw"
     device: str
+    classes: Mapping[str, list[str]]  # by task, those that are given
 
     @cached_property
     def student(self) -> Any:
@@ -299,6 +303,33 @@ class Request:
 
         takes, data = input_of(self.student), self.inputs.data.items()
         return {task: len(samples_at(at, takes, self.draw)) for task, at in data}
+
+    def labels(self, experts: Mapping[str, Path]) -> "dict[str, Tensor]":
+        """Return vectors (K, d) of the given classes, by the expert or a CLIP's text tower."""
+        if not self.classes:
+            return {}
+        from featcal.data.texts import input_of, reader_for
+        from featcal.evaluation.accuracy import TextModel, vectors, way_of, zero_shot_head
+        from featcal.models.load import load_clip, load_model, load_tokenizer
+        from featcal.models.sentences import Sentences
+
+        merged, base, takes = self.inputs.merged, self.inputs.base, input_of(self.student)
+        if takes.kind == "pictures":
+            whole = whole_clip([merged, base], "--base", "the vectors of --classes")
+            clip, tokenizer = load_clip(whole), load_tokenizer(whole)
+            return {
+                task: zero_shot_head(clip, tokenizer, names, PROMPT) @ clip.visual_projection.weight
+                for task, names in self.classes.items()
+            }
+        expected = "is for encoders; this model has a head, whose answers are compared"
+        require(way_of(self.student) == "vectors", "--classes", [*self.classes], expected)
+        labels = {}
+        for task, names in (one for one in self.classes.items() if one[0] in experts):
+            own = self.inputs.experts[task]
+            reader = reader_for([base, merged], takes, self.draw.tokens, own)
+            encoder = TextModel(load_model(experts[task]), reader, 32, Sentences.of_folder(own))
+            labels[task] = vectors(encoder, names)
+        return labels
 
     def rest(
         self, task: str, skip: int, most: int, spared: int = 0, fewest: int = 1, way_out: str = ""
@@ -322,6 +353,14 @@ class Request:
             draw = replace(draw, expert=self.inputs.experts[task])
             made |= drawn(self.student, folders, {task: self.inputs.data[task]}, draw)
         return made
+
+
+def whole_clip(folders: Iterable[Path], option: str, use: str) -> Path:
+    """Return the first CLIP with both towers. Raises: BadSetting."""
+    for folder in folders:
+        if read_json(folder / "config.json").get("architectures") == ["CLIPModel"]:
+            return folder
+    raise BadSetting(option, None, f"must be the whole CLIP, which makes {use}")
 
 
 @contextmanager

@@ -31,6 +31,11 @@ Experts = Annotated[list[str] | None, Option("--expert", **NAMED, help=f"{EXPERT
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 COLUMN = "Column to read a key from, e.g. text=question or image=picture. Repeatable."
 Column = Annotated[list[str] | None, Option("--column", metavar="KEY=COLUMN", help=COLUMN)]
+CLASSES = (
+    "Names of a task's classes, for encoders without a head: answers are then similarities to the "
+    "vectors of these texts. Repeatable."
+)
+Classes = Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)]
 Out = Annotated[Path, Option(help="Folder to write.")]
 PRESET = (
     "auto chooses settings by the answers to held-out samples; paper uses the paper's for CLIP. "
@@ -185,6 +190,15 @@ def pairs_by_name(
         require(name not in values, option, pair, f"names {name!r} a second time; every name once")
         values[name] = value
     return values
+
+
+def classes_named(pairs: Iterable[str] | None, tasks: Iterable[str]) -> dict[str, list[str]]:
+    """Return the `--classes` arguments by task."""
+    given = pairs_by_name("--classes", pairs or (), "NAME=A,B,...", "reviews=bad,good")
+    for task, names in given.items():
+        require(task in tasks, "--classes", task, f"must name a task of --data: {', '.join(tasks)}")
+        require("," in names, "--classes", names, "must name at least two classes, with commas")
+    return {task: names.split(",") for task, names in given.items()}
 
 
 def columns_named(pairs: Iterable[str] | None) -> dict[str, str]:

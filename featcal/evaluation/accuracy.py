@@ -235,6 +235,13 @@ def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
 
 def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
     """Return the cosine of every text's vector and every label's, (n, K)."""
+    prompts = prompts_of(data.classes, templates)
+    heads = vectors(texts, prompts).reshape(len(data.classes), len(templates), -1).mean(1)  # (K, p)
+    return vectors(texts, [one.text for one in data.samples]) @ normalize(heads, dim=-1).T
+
+
+def vectors(texts: TextModel, lines: Sequence[str]) -> Tensor:
+    """Return a unit vector of every text, (n, p)."""
     encoder: Any = texts.model
     if output_embeddings(encoder) is not None:
         encoder = encoder.base_model
@@ -243,13 +250,8 @@ def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> 
         hidden = encoder(**model_call(encoder, batch))[0]
         return texts.sentences.vectors(hidden, batch["attention_mask"])
 
-    def vectors(lines: Sequence[str]) -> Tensor:
-        rows = [texts.reader.tokens(Sample("a text", line)).ids for line in lines]
-        return normalize(texts.run(rows, encode), dim=-1)
-
-    prompts = vectors(prompts_of(data.classes, templates))
-    heads = prompts.reshape(len(data.classes), len(templates), -1).mean(1)  # (K, p)
-    return vectors([sample.text for sample in data.samples]) @ normalize(heads, dim=-1).T
+    rows = [texts.reader.tokens(Sample("a text", line)).ids for line in lines]
+    return normalize(texts.run(rows, encode), dim=-1)
 
 
 def likelihoods(texts: TextModel, data: Labelled, template: str) -> Tensor:

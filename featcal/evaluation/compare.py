@@ -11,7 +11,13 @@ from math import isfinite, nan, sqrt
 import torch
 from torch import Tensor, nn
 
-from featcal.calibration.choose import Answers, answers, kl_and_top1, relational_divergence
+from featcal.calibration.choose import (
+    Answers,
+    answers,
+    comparable_scores,
+    kl_and_top1,
+    relational_divergence,
+)
 from featcal.core.moments import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
@@ -48,7 +54,8 @@ class Agreement:
     kl:         mean over rows of KL(p_exp ‖ p); None without a head.
     top1:       share of rows with the same largest score; None without a head.
     relations:  without a head, the mean divergence of the softmax of each sample's cosines to the
-                expert's features of the others (`calibration/choose.py`); else None.
+                expert's features of the others, or with `labels` to those
+                (`calibration/choose.py`); else None.
     than_first: by measure, the paired difference to the first model; empty for that one.
     """
 
@@ -68,6 +75,7 @@ def compare(
     experts: Mapping[str, Model],
     batches: Mapping[str, Batches],
     *,
+    labels: Mapping[str, Tensor] | None = None,
     plan: BlockPlan | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -81,6 +89,7 @@ def compare(
         models: by name, modules or folders. Each is compared with the first one, sample by sample.
         experts: by task, modules or folders of the same architecture.
         batches: by task, as for `calibrate`; read once.
+        labels: per task the vectors (K, d) of its classes' texts, as for `calibrate`.
         plan: the blocks. Default: the plan of the model's family.
         device, dtype: of folders, of which one block at a time is in memory; modules stay as they
             are.
@@ -117,15 +126,16 @@ def compare(
         require_same_configs({n: getattr(m.module, "config", None) for n, m in handles.items()})
         require_same_tensors({label: blocks_alone(handle) for label, handle in handles.items()})
         with evaluation_mode([handle.module for handle in handles.values()]), exact_products():
-            agreements += task_agreements(task, ours, expert, batches[task], plan)
+            classes = (labels or {}).get(task)
+            agreements += task_agreements(task, ours, expert, batches[task], plan, classes)
     return agreements
 
 
 class Totals:
     """Sums of one model over the batches of one task, and the values of each sample by measure."""
 
-    def __init__(self) -> None:
-        self.drift, self.rows = Drift(), 0
+    def __init__(self, classes: Tensor | None) -> None:
+        self.classes, self.drift, self.rows = classes, Drift(), 0
         self.sums = {"kl": 0.0, "top1": 0.0}  # over rows
         self.by_sample: dict[str, list[float]] = {
             name: [] for name in ("relative_drift", "kl", "top1", "relations")
@@ -140,10 +150,11 @@ class Totals:
             own = Drift()
             own.add(h, h_exp, mask)
             self.by_sample["relative_drift"].append(own.relative)
-        if ours.scores is None or theirs.scores is None or ours.scores.width != theirs.scores.width:
+        scores = comparable_scores(ours, theirs)
+        if scores is None or self.classes is not None:
             self.pooled.append((ours.features(theirs), theirs.features(ours)))
             return
-        measured = dict(zip(self.sums, kl_and_top1(ours.scores, theirs.scores), strict=True))
+        measured = dict(zip(self.sums, kl_and_top1(*scores), strict=True))
         for name, values in measured.items():
             self.sums[name] += float(values.sum())
             parts = values.split(ours.sizes.tolist())
@@ -155,7 +166,7 @@ class Totals:
         samples, drift = len(self.by_sample["relative_drift"]), self.drift
         if samples > 2 and self.pooled and not self.rows:
             ours, theirs = (torch.cat(side) for side in zip(*self.pooled, strict=True))
-            self.by_sample["relations"] = relational_divergence(ours, theirs).tolist()
+            self.by_sample["relations"] = relational_divergence(ours, theirs, self.classes).tolist()
         if not isfinite(drift.relative):
             raise NotFinite(f"model {model}, task {expert}", "its features")
         kl, top1 = (total / self.rows if self.rows else None for total in self.sums.values())
@@ -178,9 +189,10 @@ def task_agreements(
     expert: ModelHandle,
     batches: Batches,
     plan: BlockPlan | None,
+    classes: Tensor | None,
 ) -> list[Agreement]:
     """Return the records of one task. Raises: BadBatches; NotFinite."""
-    totals = {name: Totals() for name in models}
+    totals = {name: Totals(classes) for name in models}
     # a SentenceTransformer's own pooling and layers; for a module there is none
     folders = {id(h): h.folder for h in (expert, *models.values()) if isinstance(h, StreamedModel)}
     sentences = {key: Sentences.of_folder(folder) for key, folder in folders.items()}

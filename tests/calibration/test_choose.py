@@ -211,6 +211,24 @@ def test_relations_are_softmaxes_over_the_experts_features_of_other_samples(more
     assert choose.relational_divergence(3 * f_exp[:n], f_exp).abs().max() < 1e-12
 
 
+def test_similarities_to_given_classes_take_the_place_of_relations(few):
+    given = experiment(torch.float32, tasks=["a"], count=16, batch=16)
+    x = given["batches"]["a"][0]["pixel_values"][parts_of(16)[2]]
+    classes = torch.randn(3, given["base"].config.hidden_size, generator=seeded(2))
+    divergence = calibrate(**given, labels={"a": classes}).choice.divergence
+    with torch.no_grad():
+        features = [m(x).pooler_output for m in (given["experts"]["a"], given["merged"])]
+    z_exp, z = (nn.functional.normalize(f, dim=1) @ classes.T for f in features)
+    q, p = (log_softmax(scores / z_exp.std(), dim=1) for scores in (z_exp, z))
+    expected = (q.exp() * (q - p)).sum(1).mean()
+    assert divergence["merged"]["a"] == pytest.approx(float(expected), rel=1e-4)
+    for wrong in ({"a": classes[:, 1:]}, {"a": classes[:1]}, {"b": classes}):
+        with pytest.raises(FeatCalError, match="labels"):
+            calibrate(**given, labels=wrong)
+    with pytest.raises(FeatCalError, match="labels"):
+        calibrate(**given, settings=PAPER, labels={"a": classes})
+
+
 def test_halves_are_of_samples_and_not_of_batches():
     given = experiment(count=16, batch=16)
     whole = calibrate(**given, settings=STREAM).model

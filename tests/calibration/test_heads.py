@@ -53,7 +53,7 @@ def test_towers_of_classifiers_are_merged_scored_and_calibrated(given, tmp_path)
     merged(folders, out=tmp_path / "merged")
     assert same_bits(load_model(tmp_path / "merged"), ours)
     for out, base in (("one", folders["base"]), ("other", save_model(masked, tmp_path / "masked"))):
-        calibrate(tmp_path / "merged", **folders | {"base": base}, out=tmp_path / out, held_out={})
+        calibrate(tmp_path / "merged", **folders | {"base": base}, out=tmp_path / out)
         assert same_bits(load_model(tmp_path / out), expected)
     (near, *_) = compare({"out": tmp_path / "one"}, folders["experts"], given["batches"])
     assert near.kl is None and 0 < near.relative_drift < 1

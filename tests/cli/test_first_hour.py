@@ -14,6 +14,8 @@ import featcal
 from featcal.cli import main as cli
 from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
+from featcal.evaluation.accuracy import zero_shot_head
+from featcal.models.load import load_clip, load_tokenizer
 from featcal.models.stored import skeleton
 
 EXPERTS = {"math": "models/math", "code": "models/code"}
@@ -85,16 +87,6 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
     assert "more than the 12 samples that are left out" in message
 
 
-def test_drift_is_measured_on_further_samples_only_where_no_answers_are(merged, capsys):
-    for task in DATA:
-        Path(f"{task}.jsonl").write_text(Path(f"{task}.jsonl").read_text() * 4)  # 48 samples
-    command = ["calibrate", "--merged", "merged", *BY_NAME, "--samples"]
-    assert told(capsys, *command, "30", "--out", "new")["drift"] == []
-    for samples, further in (("10", 10), ("30", 18)):
-        drift = told(capsys, *command, samples, "--ridge", "0.1", "--out", samples)["drift"]
-        assert [(one["samples"], one["held_out"]) for one in drift] == [(further, True)] * 2
-
-
 def test_base_and_experts_are_read_from_the_recipe_that_a_card_shows(llamas, capsys):
     recipe = recipe_of_the_page()
     merged_as_mergekit_does(recipe, Path("merged"))
@@ -115,6 +107,24 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch
         own = told(capsys, "evaluate", "--model", model, *asked)
         assert own == told(capsys, "evaluate", "--model", model, "--clip", "clip", *asked)
     assert "--clip" in refused(["evaluate", "--model", "mnist", *asked], Path(), capsys)
+    run = [
+        "calibrate",
+        "--merged",
+        "merged",
+        *asked[:2],
+        "--classes",
+        "mnist=cat,dog",
+        "--samples",
+        "9",
+    ]
+    chosen = told(capsys, *run, "--out", "new")["choice"]["divergence"]
+    clip, tokens = load_clip("clip"), load_tokenizer("clip")
+    head = zero_shot_head(clip, tokens, ["cat", "dog"], ["a photo of a {}."])
+    given = {"base": "clip", "experts": {"mnist": "mnist"}}
+    given["batches"] = featcal.load_batches({"mnist": "images"}, "clip", samples=9, seed=42)
+    labels = {"mnist": head @ clip.visual_projection.weight}
+    assert featcal.calibrate("merged", **given, labels=labels).choice.divergence == chosen
+    assert "other options" in refused([*run, "--out", "o", "--ridge", "1"], Path(), capsys)
 
 
 def test_a_message_names_all_that_is_missing(merged, capsys):

@@ -30,7 +30,6 @@ def test_the_card_agrees_with_featcal_json_and_has_no_local_path(models):  # noq
     rows = [
         "| {name} | {relative_drift:.3f} | {cosine:.3f} |".format(**b) for b in record["blocks"]
     ]
-    rows += ["| {expert} | {merged:.3f} | {calibrated:.3f} |".format(**d) for d in record["drift"]]
     rows += [
         "| λ, ridge | 0.05 |",
         "| modules | all |",

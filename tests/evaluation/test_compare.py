@@ -6,6 +6,8 @@ import pytest
 import torch
 import transformers as tf
 from families import FAMILIES, experiment
+from language import jsonl
+from test_cli import told
 from test_save import sentence_folder
 from tiny import TEXT, make, shifted
 
@@ -85,7 +87,7 @@ def test_paired_errors_are_those_of_the_differences_between_samples():
     assert difference.error == pytest.approx(error, rel=1e-6)
 
 
-def test_relations_are_between_the_vectors_that_sentence_transformers_makes(tmp_path):
+def test_relations_are_between_the_vectors_that_sentence_transformers_makes(tmp_path, capsys):
     library = pytest.importorskip("sentence_transformers")
     texts, vectors = ["the cat sat far away", "a dog", "red the end of it", "no", "ships"], []
     for seed, name in enumerate("ab"):
@@ -96,3 +98,11 @@ def test_relations_are_between_the_vectors_that_sentence_transformers_makes(tmp_
     batch = dict(language.tokenizer()(texts, padding=True, return_tensors="pt"))
     [one] = featcal.compare({"a": tmp_path / "a"}, {"b": tmp_path / "b"}, {"b": [batch]})
     assert one.relations == pytest.approx(float(relational_divergence(*vectors).mean()), rel=1e-3)
+    classes = encoder.encode(["red", "the cat"], convert_to_tensor=True)
+    expected = float(relational_divergence(*vectors, classes).mean())
+    rows = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    asked = ["--model", f"a={tmp_path / 'a'}", "--expert", f"b={tmp_path / 'b'}", "--data"]
+    asked += [f"b={rows}", "--classes", "b=red,the cat"]
+    assert told(capsys, "compare", *asked)["agreement"][0]["relations"] == pytest.approx(
+        expected, rel=1e-3
+    )
