@@ -128,8 +128,7 @@ def llama_model(name: str) -> tf.LlamaForCausalLM:
     config = llama_config(width, blocks, tied)
     model = made(name, lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**config)))
     with torch.no_grad():
-        embeddings = model.get_input_embeddings().weight
-        embeddings[:, 0] = 4.0
+        model.get_input_embeddings().weight[:, 0] = 4.0
         head = model.get_output_embeddings().weight
         head[:, 0] = 4.0
         head[len(BYTES) + SPECIAL.index("<|eot_id|>"), 0] += SHORT

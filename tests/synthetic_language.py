@@ -26,8 +26,7 @@ ROLES = dict(
 def write_language(folder: Path, suite: str) -> None:
     """Write scores of the four language models."""
     for role, pool in ROLES.items():
-        path = folder / f"scores/{role}-{pool}/scores.csv"
-        write_answers(path, list(_scores(suite, role, pool)))
+        write_answers(folder / f"scores/{role}-{pool}/scores.csv", list(_scores(suite, role, pool)))
 
 
 def _scores(suite, role, pool):

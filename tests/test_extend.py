@@ -56,8 +56,7 @@ def used(tmp_path_factory) -> tuple[Path, list[str]]:
         (folder / file).write_text(marked(f"file: {file}"))
     source, table = (folder / FAMILIES).read_text(), "\nKNOWN = {\n"
     assert source.count(table) == 1
-    changed = source.replace(table, table + marked(f"entry: {FAMILIES}"))
-    (folder / FAMILIES).write_text(changed)
+    (folder / FAMILIES).write_text(source.replace(table, table + marked(f"entry: {FAMILIES}")))
     with (folder / SETTINGS).open("a") as text:
         text.write(marked(f"lines: {SETTINGS}", "yaml"))
     checkpoints.clip_folder(folder / "base")

@@ -56,8 +56,7 @@ def test_every_number_of_the_table_is_in_the_results():
 
 
 def test_the_numbers_of_the_language_model_are_in_the_results():
-    path = RESULTS / "scores/smollm2-chat/scores.csv"
-    scores = pd.read_csv(path, keep_default_na=False)
+    scores = pd.read_csv(RESULTS / "scores/smollm2-chat/scores.csv", keep_default_na=False)
     experts = scores[(scores.method == "expert") & (scores.setting == "")]
     own = {task for task in experts.task if "-greedy" not in task}
     means = scores[scores.task.isin(own)].groupby(["upstream", "method", "setting"]).value.mean()

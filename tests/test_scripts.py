@@ -212,5 +212,4 @@ def test_full_sizes_are_those_of_the_papers_models():
 
 def test_without_a_gpu_it_says_that_it_needs_one(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert full_size.report() == 2
-    assert "needs a CUDA GPU" in capsys.readouterr().out
+    assert full_size.report() == 2 and "needs a CUDA GPU" in capsys.readouterr().out

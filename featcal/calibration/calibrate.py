@@ -22,12 +22,7 @@ from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadCapture, BadSetting, UnknownKey
 from featcal.files import claimed
-from featcal.models.batch import (
-    Batches,
-    Model,
-    TaskBatches,
-    check_tasks,
-)
+from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated, require_replaceable
 from featcal.models.modules import check_blocks, packed_experts
 from featcal.models.plan import BlockPlan

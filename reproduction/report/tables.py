@@ -10,15 +10,7 @@ import pandas as pd
 
 from reproduction.report import paper
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import (
-    PageOutput,
-    arrow,
-    compact,
-    margin,
-    note,
-    printed,
-    table,
-)
+from reproduction.report.html import PageOutput, arrow, compact, margin, note, printed, table
 from reproduction.report.statistics import Estimate, estimate, highest
 
 REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}

@@ -157,8 +157,7 @@ def test_adapted_features_are_scored_in_the_pass_of_their_model(features):
     models = {"merged": merged, "expert": {"pets": checkpoints.vision(1)}}
     adapted = {name: (name[8:], adapters.apply) for name in ("surgery merged", "surgery expert")}
     correct = evaluate_pool(models, sets, heads, projection, batch=5, adapted=adapted)
-    assert merged.passes == 5 + 3
-    assert list(correct["surgery expert"]) == ["pets"]
+    assert merged.passes == 5 + 3 and list(correct["surgery expert"]) == ["pets"]
     for task, images in sets.items():
         right = right_by_hand(clip.vision_model, clip, heads[task], images)
         assert correct["merged"][task].tolist() == right

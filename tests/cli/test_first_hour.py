@@ -146,6 +146,13 @@ def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):
     assert "math has 11" in message and "code has" not in message
 
 
+def test_classes_are_for_models_without_a_head(merged, capsys):
+    run = ["calibrate", "--merged", "merged", *BY_NAME, "--out", "new", "--classes"]
+    assert "has a head" in refused([*run, "math=right,wrong"], Path(), capsys)
+    assert "at least two" in refused([*run, "math=right"], Path(), capsys)
+    assert "a task of --data" in refused([*run, "maths=right,wrong"], Path(), capsys)
+
+
 def test_a_head_that_no_model_has_is_named(merged, capsys):
     checkpoints.with_tensors(Path("models/math"), {"v_head.summary.weight": torch.ones(1, 32)})
     run = ["calibrate", "--merged", "merged", *BY_NAME, "--out", "new", "--dry-run"]

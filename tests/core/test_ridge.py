@@ -62,8 +62,7 @@ def tall(tasks, A, a, alpha=ALPHA, ridge=RIDGE, uniform=False):
     W_star = np.linalg.lstsq(np.vstack(lefts), np.vstack(rights), rcond=None)[0].T
     column = np.array([scale for scale, _, _ in means] + [root])[:, None]
     gaps = [scale * (y - W_star @ mu) for scale, mu, y in means]
-    b_star = np.linalg.lstsq(column, np.vstack([*gaps, root * a.numpy()]), rcond=None)[0][0]
-    return W_star, b_star
+    return W_star, np.linalg.lstsq(column, np.vstack([*gaps, root * a.numpy()]), rcond=None)[0][0]
 
 
 @pytest.mark.parametrize("tokens", [[60], [60, 50, 40], [4, 3]])  # also fewer than features

@@ -44,8 +44,7 @@ def parquet(folder, split="test", labels=(0, 1, 1), feature=None, without=(), **
     features = datasets.Features({"image": datasets.Image(), "label": feature}) if feature else None
     kept = {k: v for k, v in content.items() if k not in without}
     with quiet_datasets():
-        table = datasets.Dataset.from_dict(kept, features=features)
-        table.to_parquet(folder / f"{split}.parquet")
+        datasets.Dataset.from_dict(kept, features=features).to_parquet(folder / f"{split}.parquet")
     return folder
 
 

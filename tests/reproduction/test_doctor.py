@@ -72,8 +72,7 @@ def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(
     assert sizes["ylecun/mnist"] > 0 and sizes["tanganke/dtd"] is None
     said = "\n".join(found["missing"])
     assert "hf auth login" in said and "missing (RepositoryNotFoundError): tanganke/dtd" in said
-    assert found["memory"]["clip_b32"] > 0
-    assert found["suite"] == "paper"
+    assert found["memory"]["clip_b32"] > 0 and found["suite"] == "paper"
 
 
 def test_what_offline_the_cache_lacks_a_small_gpu_and_a_full_disk_are_missing(

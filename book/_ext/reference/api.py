@@ -25,7 +25,6 @@ RESULTS = {
     "Result": "featcal/card.py",
     "Choice": "featcal/card.py",
     "BlockRecord": "featcal/card.py",
-    "DriftRecord": "featcal/card.py",
     "Agreement": "featcal/evaluation/compare.py",
     "Adapters": "featcal/baselines/adapters.py",
 }

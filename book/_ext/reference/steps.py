@@ -33,7 +33,6 @@ STEPS = {
     "Measure the result": [
         "featcal.calibration.choose.divergences",
         "featcal.calibration.choose.choose",
-        "featcal.calibration.calibrate.measure_drift",
     ],
 }
 

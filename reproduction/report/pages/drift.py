@@ -28,13 +28,7 @@ from reproduction.report.figures import (
 from reproduction.report.html import PageOutput, listed, margin
 from reproduction.report.paper import model_name, model_title
 from reproduction.report.statistics import estimate
-from reproduction.report.tables import (
-    METHODS,
-    SHORT,
-    UPSTREAMS,
-    average,
-    settings_of,
-)
+from reproduction.report.tables import METHODS, SHORT, UPSTREAMS, average, settings_of
 
 UPSTREAM = "task_arithmetic"
 PROJECTED = ("expert", "merged", "featcal")

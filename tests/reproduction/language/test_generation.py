@@ -31,8 +31,7 @@ def test_answers_in_batches_are_those_one_by_one_in_their_order(kind):
     model, texts = prompted(0, kind)
     alone = [generate_texts(model, texts, [prompt], 1, 6)[0] for prompt in PROMPTS]
     assert generate_texts(model, texts, PROMPTS, 3, 6) == alone
-    assert generate_texts(model, texts, PROMPTS, 100, 6) == alone
-    assert len(set(alone)) > 1
+    assert generate_texts(model, texts, PROMPTS, 100, 6) == alone and len(set(alone)) > 1
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])

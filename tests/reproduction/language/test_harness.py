@@ -68,13 +68,11 @@ def test_nothing_is_printed_drawn_or_fetched_and_logging_is_as_before(exact, mon
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection was opened"))
 
     def states():
-        drawn = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-        return random.getstate(), *drawn
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
     before, level = states(), logging.getLogger("lm_eval").level
     score_tests(model(), texts(), {"a": local_test("a", rows(PROMPTS), "letter", NEW)}, 3)
-    assert states() == before
-    assert logging.getLogger("lm_eval").level == level
+    assert states() == before and logging.getLogger("lm_eval").level == level
     assert capfd.readouterr() == ("", "")
 
 

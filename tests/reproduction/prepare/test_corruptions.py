@@ -11,8 +11,7 @@ PLAIN = checkpoints.plain()
 
 
 def pictures(n=12, side=32, value=None):
-    draw = np.random.default_rng([3, side])
-    pixels = draw.integers(0, 256, (n, 3, side, side), dtype=np.uint8)
+    pixels = np.random.default_rng([3, side]).integers(0, 256, (n, 3, side, side), dtype=np.uint8)
     if value is not None:
         pixels[:] = value
     return ImageSet(pixels, PLAIN, np.zeros(n, np.int64), ("one",))

@@ -35,7 +35,6 @@ ROLES = ("clip_b32", "flan_t5_large", "llama_3b")
 # stands apart.
 SCORED = ("humaneval_plus", "ifeval", *(["math500"] if antlr_version().startswith(ANTLR) else []))
 BASE = "openai/clip-vit-base-patch32"
-DTD = "datasets/tanganke/dtd"
 
 
 def short_project(folder: Path) -> Path:

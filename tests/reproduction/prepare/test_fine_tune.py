@@ -110,8 +110,7 @@ def test_a_model_for_all_tasks_sees_them_in_turn_in_an_order_no_expert_has():
             assert torch.equal(seen, torch.from_numpy(one.pixels[chosen]))
             expert = batch_indices(name, 24, 8, turn, 0)
             assert not torch.equal(seen, torch.from_numpy(one.pixels[expert]))
-    again = fine_tune(base(), HEADS, sets, SHORT.but(steps=5), 0, shared=True)
-    assert same_bits(both, again)
+    assert same_bits(both, fine_tune(base(), HEADS, sets, SHORT.but(steps=5), 0, shared=True))
 
 
 def test_batches_show_every_sample_once_per_epoch():

@@ -52,8 +52,7 @@ def test_the_variance_of_test_images_equals_that_of_simulated_test_sets():
 
 @pytest.mark.parametrize("true", [0.2, 0.6, 0.85])
 def test_the_variance_of_a_rank_correlation_is_that_of_simulated_pairs(true):
-    draw = np.random.default_rng([7, 2])
-    x, other = draw.standard_normal((2, 4000, 300))
+    x, other = np.random.default_rng([7, 2]).standard_normal((2, 4000, 300))
     y = true * x + math.sqrt(1 - true**2) * other
     places = [np.argsort(np.argsort(side, axis=1), axis=1) - 149.5 for side in (x, y)]
     values = 100 * (places[0] * places[1]).sum(1) / (places[0] ** 2).sum(1)
