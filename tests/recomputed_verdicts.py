@@ -164,8 +164,7 @@ class Results:
         once = any(len({row.get("seed", "") for row in rows} - {""}) == 1 for _, rows in parts)
         drawn = any(spread is not None for _, spread in spreads)
         known = images is not None or (drawn and not once)
-        experts = self.expert_part(claim, total)
-        return total, 2 * math.sqrt((images or 0) + seeds + experts), known
+        return total, 2 * math.sqrt((images or 0) + seeds + self.expert_part(claim, total)), known
 
     def expert_part(self, claim: dict, total: float) -> float:
         """The variance between trainings of the experts, of scores with three of them; else 0."""
@@ -268,8 +267,7 @@ class Results:
             for one in (claim["left"], claim["right"]):
                 cosines.append(self.chosen(own, one))
                 seed = {"seed": cosines[-1][0]["seed"]} if cosines[-1] else {}
-                scored = own | {"file": "scores", "measure": "value"}
-                scores.append(self.chosen(scored, one | seed))
+                scores.append(self.chosen(own | {"file": "scores", "measure": "value"}, one | seed))
             if all(cosines + scores):
                 line = []
                 for measure, (left, right) in (("cosine", cosines), ("value", scores)):

@@ -78,8 +78,7 @@ def _results(suite: str) -> Path:
         for seed in (1, 2)
         for row in _scores(suite, REAL, 8, {expert: 90 + seed}, real[:8])
     ]
-    columns = results.EXPERT_SEEDS
-    write_rows(folder / f"expert_seeds/{REAL}-8/expert_seeds.csv", seeds, columns)
+    write_rows(folder / f"expert_seeds/{REAL}-8/expert_seeds.csv", seeds, results.EXPERT_SEEDS)
     levels = dict.fromkeys((expert, average, ("average", "featcal", "suite")), 95)
     second = list(_scores(suite, REAL, 8, levels, real[:8]))
     write_rows(folder / f"second_encoder/{REAL}-8/second_encoder.csv", second, SCORES)
@@ -101,8 +100,7 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     shared = {"suite": suite, "role": role, "pool": 8}
     scored, drifted = folder / f"scores/{role}-8", folder / f"drift/{role}-8"
     write_answers(scored / "scores.csv", list(_scores(suite, role, 8, LEVELS, tasks)))
-    draws = [(None, 42), (256, 42), (256, 43), (256, 44)]
-    write_seen(scored / "seen.csv", shared, tasks, draws)
+    write_seen(scored / "seen.csv", shared, tasks, [(None, 42), (256, 42), (256, 43), (256, 44)])
     measured = dict(drift=_drift, projection=_projection, alignment=_alignment)
     measured |= dict(similarity=_similarity, vectors=_vectors)
     one = shared | {"upstream": TA}

@@ -90,8 +90,7 @@ def test_a_study_is_one_file_and_its_settings(used):
 
 
 def test_every_path_of_the_layout_exists():
-    table = PAGE.split("(layout)=")[1]
-    cells = " ".join(re.findall(r"^\| (`.+?) \|", table, re.M))
+    cells = " ".join(re.findall(r"^\| (`.+?) \|", PAGE.split("(layout)=")[1], re.M))
     paths = re.findall(r"`(.+?)`", cells)
     assert paths and not [path for path in paths if not (ROOT / path).exists()]
 

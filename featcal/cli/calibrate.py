@@ -274,7 +274,8 @@ def rewrite_card(request: Calibrating, draws: "Mapping[str, Draw]", result: card
 def show_result(result: card.Result, as_json: bool) -> None:
     """Print what was chosen and the drift of the calibrated blocks."""
     if as_json:
-        return say_json({"folder": str(result.folder)} | result.stated)
+        drift = [block.relative_drift for block in result.blocks]
+        return say_json({"folder": str(result.folder), "drift": drift} | result.stated)
     if result.choice:
         title = "divergence from the experts' answers to held-out samples"
         table(title, ["model", "mean KL"], result.choice.rows)

@@ -114,7 +114,8 @@ def recorded_clip(model: Path) -> Path:
     names, folders = inputs.names_in(model), [model]
     if names and names.base:
         folders.append(inputs.model_folder(str(names.file), names.base, names.file.parent))
-    return inputs.whole_clip(folders, "--clip", "the heads for images; or give --class-means")
+    expected = "must be the whole CLIP, which makes the heads for images; or give --class-means"
+    return inputs.whole_clip(folders, "--clip", None, expected)
 
 
 def image_answers(

@@ -315,7 +315,8 @@ class Request:
 
         merged, base, takes = self.inputs.merged, self.inputs.base, input_of(self.student)
         if takes.kind == "pictures":
-            whole = whole_clip([merged, base], "--base", "the vectors of --classes")
+            expected = "must be the whole CLIP, whose text tower makes the vectors of --classes"
+            whole = whole_clip([merged, base], "--base", str(base), expected)
             clip, tokenizer = load_clip(whole), load_tokenizer(whole)
             return {
                 task: zero_shot_head(clip, tokenizer, names, PROMPT) @ clip.visual_projection.weight
@@ -355,12 +356,12 @@ class Request:
         return made
 
 
-def whole_clip(folders: Iterable[Path], option: str, use: str) -> Path:
+def whole_clip(folders: Iterable[Path], option: str, value: object, expected: str) -> Path:
     """Return the first CLIP with both towers. Raises: BadSetting."""
     for folder in folders:
         if read_json(folder / "config.json").get("architectures") == ["CLIPModel"]:
             return folder
-    raise BadSetting(option, None, f"must be the whole CLIP, which makes {use}")
+    raise BadSetting(option, value, expected)
 
 
 @contextmanager

@@ -35,9 +35,10 @@ IMAGE, LABEL = "image", "label"
 NOT_READ = (".heic", ".heif", ".avif", ".jxl", ".svg", ".dng")  # pictures that `datasets` skips
 # JSON lines are parsed row by row
 BUILDERS = dict.fromkeys((".jsonl", ".txt"), "text")
-BUILDERS |= {f".{kind}": kind for kind in ("parquet", "csv", "json")}
+BUILDERS |= {f".{kind}": kind for kind in ("parquet", "csv", "json", "arrow")}
 LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
 LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
+LAYOUTS += ("{}/data-*.arrow", "data-*.arrow")  # of save_to_disk in `datasets`
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
 _SPLIT = re.compile(r"\w[\w.-]*")
 
@@ -107,7 +108,7 @@ def open_images(
 
     _require_split(split)
     path, at = Path(location.source), f"{location.source} ({split})"
-    if location.on_hub or path.is_file() or split_files(path, split, (".parquet",)):
+    if location.on_hub or path.is_file() or split_files(path, split, (".parquet", ".arrow")):
         table = open_table(location, split)
     else:
         table = _picture_folder(path, split, labelled)

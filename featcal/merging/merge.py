@@ -215,7 +215,6 @@ class OpenedMerge:
     def _all_tensors(self, merged: NamedTensors) -> NamedTensors:
         """Yield counters, merged tensors, then those that stay the base's."""
         job = self.job
-        of_models.require_alike(job.base, job.experts)
         for name in sorted(job.base.keys() - set(job.names)):
             counter = job.base[name].finite()
             for expert in job.experts.values():
@@ -317,6 +316,10 @@ def open_merge(
         progress=progress,
         n_jobs=n_jobs,
     )
+    of_models.require_alike(job.base, job.experts)
+    for each in (origin, *sources.values()):  # transformers would draw what is missing anew
+        if isinstance(each, ModelCheckpoint):
+            each.require_complete(heads=True, more=True)
     kept = {name: ours[name] for name in sorted(hidden) if name in ours}
     kept |= {name: origin.tensors[name] for name in sorted(heads[""])}
     return OpenedMerge(entry, checked_settings, job, kept, form, experts)

@@ -219,14 +219,15 @@ class ModelFolder:
         state = self.module.state_dict()
         return [t.name for n, t in self.surplus if n not in state and in_head(n, self.module)]
 
-    def require_complete(self, heads: bool = False) -> None:
+    def require_complete(self, heads: bool = False, more: bool = False) -> None:
         """Raise WrongKeys or MissingTensor unless the files hold the model's tensors and no others.
 
-        A head that the model lacks is ignored; with `heads` the model's own may be missing.
+        A head that the model lacks is ignored; with `heads` the model's own may be missing, with
+        `more` the files may hold others.
         """
         module, state, stored = self.module, self.module.state_dict(), self.stored
         misshapen = sorted(n for n, each in stored.items() if each.shape != tuple(state[n].shape))
-        unexpected = sorted({each.name for _, each in self.surplus} - {*self.ignored})
+        unexpected = sorted({each.name for _, each in self.surplus if not more} - {*self.ignored})
         missing = [names[0] for names in self.ties if names[0] not in stored]
         buffers = state.keys() - stored.keys() - {name for names in self.ties for name in names}
         missing += sorted(self._reported(missing=buffers)[0])

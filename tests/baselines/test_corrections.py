@@ -70,8 +70,7 @@ def published(features, settings, task, seed=42):
         if settings.features == "unit":
             merged, expert = (functional.normalize(rows, dim=-1) for rows in (merged, expert))
         if settings.name == "surgery":
-            corrected = merged - layers["up"](torch.relu(layers["down"](merged)))
-            loss = LOSSES["l1"](corrected, expert)
+            loss = LOSSES["l1"](merged - layers["up"](torch.relu(layers["down"](merged))), expert)
         else:
             h = torch.relu(layers["hidden"](merged))
             z = Normal(layers["mean"](h), torch.exp(layers["log_variance"](h) / 2))

@@ -57,8 +57,7 @@ def oracle(kind, rows):
         batch.pop("token_type_ids", None)
         if kind == "t5":
             targets = padded([target for _, target in chosen])
-            hidden = targets["attention_mask"] == 0
-            batch["labels"] = targets["input_ids"].masked_fill(hidden, -100)
+            batch["labels"] = targets["input_ids"].masked_fill(targets["attention_mask"] == 0, -100)
         made.append(batch)
     return made
 

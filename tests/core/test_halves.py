@@ -24,8 +24,7 @@ def rows(seed, samples=20, tokens=6, d=12, o=5, noise=1.0):
     sample = torch.arange(samples).repeat_interleave(tokens)
     x = (r(samples, d) * torch.logspace(0, -2, d))[sample] + 0.1 * r(samples * tokens, d)
     W, b = r(o, d), r(o)
-    y = x @ W.T + b + noise * r(samples, o)[sample]
-    return x, y, sample, W, b
+    return x, x @ W.T + b + noise * r(samples, o)[sample], sample, W, b
 
 
 def systems(tasks, affine):

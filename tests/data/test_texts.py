@@ -62,10 +62,14 @@ def test_lines_of_a_text_file_are_samples_and_empty_lines_are_not(tmp_path):
 def test_files_hold_texts_pairs_or_chats(tmp_path, row, text, target, messages):
     jsonl(tmp_path / "train.jsonl", [row, row])
     with quiet_datasets():
-        datasets.Dataset.from_list([row, row]).to_parquet(tmp_path / "other.parquet")
-        datasets.Dataset.from_list([row, row]).to_csv(tmp_path / "other.csv")
+        table = datasets.Dataset.from_list([row, row])
+        table.to_parquet(tmp_path / "other.parquet")
+        table.to_csv(tmp_path / "other.csv")
+        table.save_to_disk(tmp_path / "saved")
+        datasets.DatasetDict(train=table).save_to_disk(tmp_path / "by_split")
     (tmp_path / "other.json").write_text(json.dumps([row, row]))
-    names = ("train.jsonl", "", "other.parquet", "other.json", *["other.csv"][: not messages])
+    names = ["train.jsonl", "", "other.parquet", "other.json", "saved", "by_split"]
+    names += ["other.csv"] if not messages else []
     for path in (tmp_path / name for name in names):
         sample = load_text(Location(path), "train")[1]
         assert (sample.text, sample.target, sample.messages) == (text, target, messages)

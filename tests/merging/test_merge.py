@@ -1,5 +1,6 @@
 """Averaging, task arithmetic and TIES: by hand, on flattened vectors, streamed, and refused."""
 
+import shutil
 import weakref
 
 import checkpoints
@@ -61,6 +62,11 @@ def test_a_missing_tensor_names_both_files_and_near_names(folders, tmp_path):
     file = folders[1]["mnist"] / "model.safetensors"
     save_file({f"_orig_mod.{n}": t for n, t in load_file(file).items()}, file)  # of torch.compile
     with pytest.raises(MissingTensor, match="mnist: .*nearest names: _orig_mod"):
+        merge("average", *folders, out=tmp_path / "out")
+    shutil.copytree(folders[1]["dtd"], folders[1]["mnist"], dirs_exist_ok=True)
+    config = folders[0] / "config.json"
+    config.write_text(config.read_text().replace('hidden_layers": 2', 'hidden_layers": 3'))
+    with pytest.raises(MissingTensor, match=r"base: .*layers\.2\..* nearest names"):
         merge("average", *folders, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -168,8 +168,7 @@ def test_pcb_is_its_formula_on_one_long_vector():
     sizes = flat.abs().sort(1).values
     sizes = flat.abs().clamp(sizes[:, int(d * 1e-4), None], sizes[:, int(d * (1 - 1e-4)) - 1, None])
     low, high = sizes.amin(1, keepdim=True), sizes.amax(1, keepdim=True)
-    self_ = ((sizes - low) / (high - low)) ** 2
-    beta = torch.exp(n * self_) * torch.tanh(flat * flat.sum(0))
+    beta = torch.exp(n * ((sizes - low) / (high - low)) ** 2) * torch.tanh(flat * flat.sum(0))
     cut = beta.sort(1).values[:, int(d * 0.95), None]
     weight = (beta.clamp_min(cut) - cut) / (beta.amax(1, keepdim=True) - cut)
     want = 1.2 * (weight * flat.sign() * sizes).sum(0) / weight.sum(0).clamp_min(1e-12)

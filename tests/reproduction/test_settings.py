@@ -250,8 +250,7 @@ GIVEN = {
 
 
 def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
-    study = study_run("choices", "flan_t5_base-glue", {"mini": GIVEN}, "mini")
-    default, *models = study.models()
+    default, *models = study_run("choices", "flan_t5_base-glue", {"mini": GIVEN}, "mini").models()
     assert [one.seed for one in models] == [43, 44, 42, 42, 42, 42]
     assert default.settings == Calibration(**GIVEN["featcal"]) and default.reading == Reading()
     assert (default.upstream, default.setting, default.draw) == (

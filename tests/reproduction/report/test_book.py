@@ -136,8 +136,7 @@ def test_all_claims_are_filtered_by_verdict_and_words(site, window):
         "field.dispatchEvent(new Event('input', {bubbles: true}))"
     )
     assert window.run(shown) == 0
-    counted = window.run("return document.querySelector('.fc-filter output').value")
-    assert counted.startswith("0 of")
+    assert window.run("return document.querySelector('.fc-filter output').value").startswith("0 of")
 
 
 @pytest.mark.browser

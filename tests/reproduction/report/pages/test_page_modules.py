@@ -210,8 +210,7 @@ def study(results):
     ]
     write_answers(folder / "extrapolation.csv", rows, EXTRAPOLATION)
     settings = {"orders": list(ORDERS), "interpolations": [0.3, 1.0], "blends": list(BLENDS)}
-    facts = {"study": settings, "stream_blend": 8.0}
-    write_json(folder / "extrapolation.settings.json", facts)
+    write_json(folder / "extrapolation.settings.json", {"study": settings, "stream_blend": 8.0})
     return folder
 
 
