@@ -273,7 +273,7 @@ def check_arguments(
     for task, classes in labels.items():
         if task not in experts:
             raise UnknownKey("labels", task, experts)
-        require(classes.dim() == 2 and len(classes) > 1, "labels", [*classes.shape], expected)
+        require(classes.ndim == 2 and len(classes) > 1, "labels", [*classes.shape], expected)
     expected = "must be a number of bytes, at least 0"
     require(host_memory is None or host_memory >= 0, "host_memory", host_memory, expected)
 

@@ -211,7 +211,7 @@ def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = Non
 
     def cosines(rows: Tensor) -> Tensor:
         if classes is not None:
-            return rows @ classes.to(rows).T
+            return rows @ torch.as_tensor(classes).to(rows).T
         return (rows @ expert.T)[others].view(len(rows), -1)
 
     theirs = cosines(expert[: len(unit)])

@@ -202,6 +202,9 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
         raise BadFile(folder, problem, way_out, f"to make a model of it: {made}")
     refuse_code(folder)
     modules_of(path)  # refuses old layouts, which have no config.json here
+    if not (path / CONFIG).is_file() and (path / "open_clip_config.json").is_file():
+        way_out = f"make one of transformers: featcal convert {folder} --out MODEL"
+        raise BadFile(folder, "a model of open_clip", way_out)
     config = read_json(path / CONFIG)
     if (path / MODULES).is_file():  # a sentence encoder is loaded without the head it may name
         try:

@@ -159,6 +159,7 @@ def test_every_command_that_reports_does_so_in_json_too(models, capsys):
     assert inspected["calibration"]["stacks"][0]["blocks"] == 2
     assert inspected["stored_as"] == {"float32": inspected["tensors"]}
     assert content("convert", "base", "--out", "other") == {"folder": "other", "form": "open_clip"}
+    assert "featcal convert other" in refused(["inspect", "other"], models, capsys)
     evaluated = content(*EVALUATE, "--template", "a photo of a {}")
     assert evaluated["tasks"]["mnist"]["images"] == 6 and 0 <= evaluated["average"] <= 100
     assert "python" in content("doctor")["machine"]

@@ -98,7 +98,7 @@ def test_relations_are_between_the_vectors_that_sentence_transformers_makes(tmp_
     batch = dict(language.tokenizer()(texts, padding=True, return_tensors="pt"))
     [one] = featcal.compare({"a": tmp_path / "a"}, {"b": tmp_path / "b"}, {"b": [batch]})
     assert one.relations == pytest.approx(float(relational_divergence(*vectors).mean()), rel=1e-3)
-    classes = encoder.encode(["red", "the cat"], convert_to_tensor=True)
+    classes = encoder.encode(["red", "the cat"])
     expected = float(relational_divergence(*vectors, classes).mean())
     rows = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
     asked = ["--model", f"a={tmp_path / 'a'}", "--expert", f"b={tmp_path / 'b'}", "--data"]
