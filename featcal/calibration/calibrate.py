@@ -20,7 +20,7 @@ from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_
 from featcal.card import BlockRecord, Result, calibration_card
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, BadCapture, BadSetting, UnknownKey
+from featcal.errors import BadBatches, BadCapture, BadSetting
 from featcal.files import claimed
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated, require_replaceable
@@ -269,11 +269,7 @@ def check_arguments(
     require(isinstance(settings, Calibration) or settings == "auto", "settings", given, expected)
     expected = "is for the choice of settings; leave labels or settings out"
     require(settings == "auto" or not labels, "labels", ", ".join(labels), expected)
-    expected = "must be a matrix with a row for each of at least two classes"
-    for task, classes in labels.items():
-        if task not in experts:
-            raise UnknownKey("labels", task, experts)
-        require(classes.ndim == 2 and len(classes) > 1, "labels", [*classes.shape], expected)
+    choose.check_labels(labels, experts)
     expected = "must be a number of bytes, at least 0"
     require(host_memory is None or host_memory >= 0, "host_memory", host_memory, expected)
 

@@ -13,7 +13,7 @@ Legend: n samples · d width of a feature · K scores of a row. An image has one
 one for every token.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -28,7 +28,7 @@ from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.moments import token_weights
 from featcal.core.precision import SUM_DTYPE, wide
-from featcal.errors import BadBatches, BadFile, BadSetting, NotFinite
+from featcal.errors import BadBatches, BadFile, BadSetting, NotFinite, UnknownKey
 from featcal.models.batch import (
     Batch,
     Batches,
@@ -48,7 +48,7 @@ from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan, blocks_of, plan_for
 from featcal.models.sentences import Sentences
 from featcal.models.streamed import ModelHandle, StreamedModel
-from featcal.settings import Calibration
+from featcal.settings import Calibration, require
 
 STREAM = Calibration(
     ridge="auto", interpolation=1.0, residual=1.0, order="sites", affine="joint"
@@ -196,6 +196,15 @@ def divergences(
                 raise NotFinite(f"model {name}, task {task}", "its answers")
         by_task[task] = kl
     return by_task
+
+
+def check_labels(labels: Mapping[str, Tensor], tasks: Collection[str]) -> None:
+    """Raise UnknownKey or BadSetting unless these are matrices of known tasks' classes."""
+    expected = "must be a matrix with a row for each of at least two classes"
+    for task, classes in labels.items():
+        if task not in tasks:
+            raise UnknownKey("labels", task, tasks)
+        require(classes.ndim == 2 and len(classes) > 1, "labels", [*classes.shape], expected)
 
 
 def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = None) -> Tensor:

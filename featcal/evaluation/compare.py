@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from featcal.calibration.choose import (
     Answers,
     answers,
+    check_labels,
     comparable_scores,
     kl_and_top1,
     relational_divergence,
@@ -99,6 +100,7 @@ def compare(
         family or shape; BadFile and others for folders that cannot be opened.
     """
     check_tasks(experts, batches)
+    check_labels(labels or {}, experts)
     if not (isinstance(models, Mapping) and models):
         expected = "must be a dictionary with at least one model by its name"
         raise BadSetting("compare.models", type(models).__name__, expected)
