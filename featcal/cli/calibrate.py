@@ -129,7 +129,7 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
                 experts=experts,
                 batches=dict.fromkeys(inputs.experts, ()) | request.batches(used),
                 settings=request.settings,
-                labels=request.labels(experts),
+                labels=request.labels({task: experts[task] for task in mine}),
                 out=request.out,
                 plan=request.plan,
                 device=device,

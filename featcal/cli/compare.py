@@ -35,8 +35,8 @@ MEASURES = {  # by field of Agreement: column, number format, factor, and its na
 }
 EPILOG = """Drift and cosine compare the features after the last block. KL and top-1 agreement
 compare the answers of models with a head. For models without one, relations compare how similar
-each sample is to the expert's features of the others, or of its classes (--classes). With several models, ± is the standard error
-of the difference to the first one, paired by sample.
+each sample is to the expert's features of the others, or to its classes (--classes). With several
+models, ± is the standard error of the difference to the first one, paired by sample.
 
 Examples:
 

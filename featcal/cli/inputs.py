@@ -318,17 +318,18 @@ class Request:
             expected = "must be the whole CLIP, whose text tower makes the vectors of --classes"
             whole = whole_clip([merged, base], "--base", str(base), expected)
             clip, tokenizer = load_clip(whole), load_tokenizer(whole)
+            P = clip.visual_projection.weight.detach()  # (p, d)
             return {
-                task: zero_shot_head(clip, tokenizer, names, PROMPT) @ clip.visual_projection.weight
+                task: zero_shot_head(clip, tokenizer, names, PROMPT) @ P
                 for task, names in self.classes.items()
             }
         expected = "is for encoders; this model has a head, whose answers are compared"
         require(way_of(self.student) == "vectors", "--classes", [*self.classes], expected)
         labels = {}
         for task, names in (one for one in self.classes.items() if one[0] in experts):
-            own = self.inputs.experts[task]
+            own = experts[task]
             reader = reader_for([base, merged], takes, self.draw.tokens, own)
-            encoder = TextModel(load_model(experts[task]), reader, 32, Sentences.of_folder(own))
+            encoder = TextModel(load_model(own), reader, self.draw.batch, Sentences.of_folder(own))
             labels[task] = vectors(encoder, names)
         return labels
 
