@@ -151,8 +151,8 @@ def calibrate(
         if choice and choice.settings and choice.divergence:
             # where samples are few, the last calibration has seen those that were held out
             unseen = {t: p for t, p in unseen.items() if not (p.chosen & many[t].chosen).any()}
-            given_models = models, {choose.FINAL: after}, unseen, few, labels
-            final = ranks.gathered(choose.divergences(*given_models))
+            handles = {choose.FINAL: after}
+            final = ranks.gathered(choose.divergences(models, handles, unseen, few, labels))
             if final:
                 choice = choose.confirmed(choice, {t: before_kl[t] | final[t] for t in final})
         if choice and not choice.settings:
