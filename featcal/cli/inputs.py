@@ -326,11 +326,11 @@ class Request:
         expected = "is for encoders; this model has a head, whose answers are compared"
         require(way_of(self.student) == "vectors", "--classes", [*self.classes], expected)
         labels = {}
-        for task, names in (one for one in self.classes.items() if one[0] in experts):
+        for task in experts.keys() & self.classes.keys():
             own = experts[task]
             reader = reader_for([base, merged], takes, self.draw.tokens, own)
             encoder = TextModel(load_model(own), reader, self.draw.batch, Sentences.of_folder(own))
-            labels[task] = vectors(encoder, names)
+            labels[task] = vectors(encoder, self.classes[task])
         return labels
 
     def rest(

@@ -107,16 +107,9 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch
         own = told(capsys, "evaluate", "--model", model, *asked)
         assert own == told(capsys, "evaluate", "--model", model, "--clip", "clip", *asked)
     assert "--clip" in refused(["evaluate", "--model", "mnist", *asked], Path(), capsys)
-    run = [
-        "calibrate",
-        "--merged",
-        "merged",
-        *asked[:2],
-        "--classes",
-        "mnist=cat,dog",
-        "--samples",
-        "9",
-    ]
+    run = (
+        "calibrate --merged merged --data mnist=images --classes mnist=cat,dog --samples 9".split()
+    )
     chosen = told(capsys, *run, "--out", "new")["choice"]["divergence"]
     clip, tokens = load_clip("clip"), load_tokenizer("clip")
     head = zero_shot_head(clip, tokens, ["cat", "dog"], ["a photo of a {}."])
