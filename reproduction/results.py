@@ -214,10 +214,9 @@ def gather(name: str) -> None:
 
 def _chain(runs: Path, key: str) -> dict[str, Any]:
     """Return the record of every stage before scores, and what each calibration cost."""
-    merged = sorted(path.stem for path in runs.glob(f"merge-{key}-*.json"))
     texts = not key.rpartition("-")[2].isdigit()  # pools of texts have names
     names = ["prepare_texts" if texts else "prepare_data", *(f"{verb}-{key}" for verb in CHAIN)]
-    paths = [runs / f"{name}.json" for name in (*names, *merged)]
+    paths = [runs / f"{name}.json" for name in names]
     seconds, gpu = dict[str, float](), ""
     cost: dict[str, dict[str, Any]] = {}  # by stage, by seed
     for record in (read_json(path) for path in paths if path.is_file()):

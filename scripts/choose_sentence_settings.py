@@ -5,7 +5,7 @@ The experts were trained before and stay; test texts are not looked at. Of task 
 and 20 tasks the scale, chosen by its own score before anything was calibrated (with 8 it is the
 paper's); of FeatCal λ, ρ and α with 8, the best mean over the mergers of UPSTREAMS, since one
 choice serves them all, on fewer texts than it is run with. What was interrupted goes on.
-Needs the prepared and merged models: dvc repro pipeline/merge/dvc.yaml:merge_role@minilm-8
+Needs the prepared and merged models: dvc repro pipeline/merge/dvc.yaml:merge@minilm-8
 
   python scripts/choose_sentence_settings.py featcal minilm-8
   python scripts/choose_sentence_settings.py scale minilm-14

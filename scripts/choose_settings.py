@@ -4,7 +4,7 @@ paper's.
 The models were chosen before and are frozen; test texts are not looked at. Writes
 reproduction/mini/language/settings_choice.json; the best average of a family is in params.yaml
 as the setting `suite` of both its sizes. Needs the prepared and merged models: dvc repro
-pipeline/merge/dvc.yaml:merge_role@…
+pipeline/merge/dvc.yaml:merge@…
 
   python scripts/choose_settings.py flan_t5_base-glue llama_3b-mergebench
 """

@@ -207,14 +207,14 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
 
 
 def keep_a_chain(work: Path) -> None:
-    """Reduce the pipeline to the stages of one role and merger, as DVC looks at every stage."""
+    """Reduce the pipeline to the stages of one role, as DVC looks at every stage."""
     key = "clip_b32-8"
-    kept = {"role": ["clip_b32"], "pool": [8], "merger": ["task_arithmetic"]}
+    kept = {"role": ["clip_b32"], "pool": [8]}
     for file in pipeline.files(work):
         content = yaml.safe_load(file.read_text())
-        pools = next((own["pools"] for own in content.get("vars", ()) if "pools" in own), {})
-        repeated = {"${gathered}": {f"scores-{key}": f"scores/{key}"}}
-        repeated["${pools}"] = {key: pools.get(key)}
+        named = [own for own in content.get("vars", ()) if isinstance(own, dict)]
+        repeated = {f"${{{n}}}": {key: v.get(key)} for own in named for n, v in own.items()}
+        repeated["${gathered}"] = {f"scores-{key}": f"scores/{key}"}
         stages = content["stages"].items()
         content["stages"] = {name: block for name, block in stages if name in CHAIN}
         for block in content["stages"].values():
@@ -243,10 +243,10 @@ def fan_out_here(label, function, jobs, *_, **__):
     return fan_out(label, function, jobs, workers=0)
 
 
-def costs_here(study, jobs, *given):
+def costs_here(*given):
     """Measure in this process; the study `cost` starts one for each job."""
     with patch.object(cost, "fan_out", fan_out_here):
-        return cost.costs(study, jobs, *given)
+        return cost.costs(*given)
 
 
 def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:

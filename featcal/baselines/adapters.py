@@ -106,8 +106,7 @@ class Adapters:
     @property
     def width(self) -> int:
         """Return d, the width of the corrected features."""
-        first = next(iter(next(iter(self.weights.values())).values()))
-        return int(first.shape[1])
+        return int(next(iter(next(iter(self.weights.values())).values())).shape[1])
 
     def of(self, task: str) -> Weights:
         """Return the weights of one task. Raises: UnknownKey with the nearest task."""

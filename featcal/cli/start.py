@@ -3,6 +3,7 @@
 torch's libraries read the variables for sharing the machine as they are loaded: set them first.
 """
 
+import gc
 import os
 import signal
 
@@ -15,6 +16,7 @@ def main() -> int:
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:  # without a traceback while the command line is imported
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.set_threshold(10_000)  # of 700: half a second less for importing torch and transformers
     share_machine()
     from featcal.cli.main import INTERRUPTED, main
 
@@ -26,7 +28,8 @@ def main() -> int:
         return main()
     except KeyboardInterrupt:  # again, while the first one was reported
         return INTERRUPTED
-    finally:  # nothing is left to interrupt
+    finally:  # nothing is left to interrupt, nor to look for among half a million objects
+        gc.freeze()
         for sign in (signal.SIGINT, signal.SIGTERM):
             signal.signal(sign, signal.SIG_IGN)
 

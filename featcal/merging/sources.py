@@ -100,9 +100,8 @@ def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
     for expert in experts.values():
         for has, lacks in ((base, expert), (expert, base)):
             if missing := sorted(has.keys() - lacks.keys()):
-                first = next(iter(lacks.values())).file
-                files = f"{first} (compared with {has[missing[0]].file})"
-                raise MissingTensor(files, missing[0], lacks)
+                file, other = next(iter(lacks.values())).file, has[missing[0]].file
+                raise MissingTensor(f"{file} (compared with {other})", missing[0], lacks)
         for name, ours in base.items():
             theirs = expert[name]
             if ours.shape != theirs.shape:

@@ -105,8 +105,7 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     missing = [n for n in loaded.missing_keys if f".{prefix}" in n and not SHARED.search(n)]
     for names, reason in ((surplus, "the base has no"), (missing, "the file has no")):
         if names:
-            named = ", ".join(sorted(names)[:3])
-            raise BadFile(folder, f"{problem} ({reason} {named})", way_out)
+            raise BadFile(folder, f"{problem} ({reason} {', '.join(sorted(names)[:3])})", way_out)
     return adapted
 
 

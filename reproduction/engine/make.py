@@ -7,11 +7,11 @@ from shutil import rmtree
 from time import perf_counter
 from typing import Any
 
-from reproduction.engine.context import Setup, load_context, load_setup
+from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import plan_of, stream, streams
 from reproduction.engine.spec import ModelSpec, adapted, anchors, calibrated, merged, replacing
 from reproduction.engine.workers import console, report_progress
-from reproduction.experiments import ANCHOR, RESCALED, SampleDraw, require_known
+from reproduction.experiments import ANCHOR, RESCALED, SampleDraw
 
 CALIBRATED = (ANCHOR, RESCALED, "featcal")
 DamagedDraw = tuple[SampleDraw, str]  # samples of every task, and their damage
@@ -25,21 +25,14 @@ def make(label: str, setup: Setup, models: Sequence[ModelSpec]) -> None:
 
 
 def run_merge(key: str) -> None:
-    """Write outputs/<suite>/merged/<role>-<pool>/<merger>/ of a role and pool, or of one merger."""
-    context = load_context()
-    known = context.experiments.merge.values()
-    names = dict.fromkeys(one for run in known for one in (run.key, run.merged))
-    require_known("merge", key, names)
-    runs = [run for run in known if key in (run.key, run.merged)]
-    with context.recorded("merge", key):
-        setup = Setup(context, runs[0].role, runs[0].pool)
-        upstreams = {run.upstream for run in runs}
-        models = [m for m in merged(setup) if m.upstream in upstreams] if setup.plays else []
-        out = setup.folder("merged") if key == setup.key else setup.merged(runs[0].upstream)
-        rmtree(out, ignore_errors=True)
+    """Write outputs/<suite>/merged/<role>-<pool>/<merger>/ of every merger."""
+    setup = load_setup(key)
+    with setup.context.recorded("merge", key):
+        models = list(merged(setup)) if setup.plays else []
+        rmtree(setup.folder("merged"), ignore_errors=True)
         merge_all(key, setup, models)
         if not models:
-            context.not_run(f"merge {key}", out)
+            setup.context.not_run(f"merge {key}", setup.folder("merged"))
 
 
 def merge_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:

@@ -20,10 +20,6 @@ from rich.console import Console
 
 from featcal.errors import FeatCalError
 
-IMPORTS = [
-    "featcal.baselines.training", "featcal.calibration.calibrate", "featcal.models.load", "reproduction.prepare.sources",
-    "safetensors.torch", "transformers.models.clip.modeling_clip",
-]  # fmt: skip
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers of these options
 Jobs = Mapping[str, tuple[Any, ...]]
 console = Console(stderr=True, highlight=False)
@@ -37,7 +33,7 @@ def _context() -> Any:
     methods = multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if hasattr(context, "set_forkserver_preload"):
-        context.set_forkserver_preload(IMPORTS)
+        context.set_forkserver_preload(["reproduction.engine.preload"])
     return context
 
 

@@ -51,8 +51,7 @@ class CostStudy(Study):
             published.append(model.but(name=name, folder=folder / name, settings=settings))
         jobs: dict[str, tuple[Any, ...]] = {model.name: (setup, model) for model in models}
         jobs |= {model.name: (setup, model, self.audit) for model in published}
-        # nothing runs at the same time, so each has the cores that workers share elsewhere
-        record = costs(self, jobs, 1, setup.context.suite.workers or None)
+        record = costs(self, setup, jobs, 1)
         audited = []
         for model, step in product(published, self.audit):
             columns = {"encode": "each_step", "samples": self.samples, "step": step}
@@ -84,8 +83,12 @@ def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[s
     return {**words, "encode": getattr(model.settings, "encode", "once"), **asdict(profile)}
 
 
-def costs(study: Study, jobs: Jobs, at_once: int, threads: int | None) -> dict[str, Any]:
-    """Return the costs of jobs of `measure` for the run record; those with most samples start first."""
+def costs(study: Study, setup: Setup, jobs: Jobs, at_once: int) -> dict[str, Any]:
+    """Return the costs of jobs of `measure` for the run record; those with most samples start first.
+
+    Where the suite has workers each has one thread: on models this small two are slower than one.
+    """
+    threads = 1 if setup.context.suite.workers else None
     longest_first = dict(sorted(jobs.items(), key=lambda job: -job[1][1].draw.samples))
     found = dict(fan_out(study.label, measure, longest_first, at_once, threads, fresh=True))
     record = {"cost": [found[name] for name in jobs], "at_once": at_once, "threads": threads}

@@ -32,9 +32,8 @@ class SamplesStudy(Study):
         for method, n, seed in product(METHODS, sorted(self.samples), sorted(self.seeds)):
             own = {"samples": n}
             models += rivals(self, folder, method, **own, seed=seed, columns=own)
-        workers = setup.context.suite.workers
         jobs = {model.name: (setup, model) for model in models}
-        record = costs(self, jobs, workers or 1, 1 if workers else None)
+        record = costs(self, setup, jobs, setup.context.suite.workers or 1)
         merged = merged_model(setup, self.upstream).but(columns={"samples": 0})
         rows = rows_of(setup, self.label, [merged, *models])
         draws = [self.rivals.draw("surgery", n, s) for n in self.samples for s in self.seeds]

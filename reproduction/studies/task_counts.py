@@ -67,21 +67,34 @@ class TaskCountsStudy(Study):
         expected = "must be mergers that look at no data"
         for upstream, run in merges.items():
             require(run.draw is None, f"{label}.upstreams", upstream, expected)
-        parts, rows, evaluate = self.parts(setup.tasks), list[Row](), partial(judged, study=self)
-        for (count, draw), tasks in parts.items():
-            expert = ModelSpec("expert", None, "expert", columns={"tasks": count, "draw": draw})
-            some = replace(setup, only=tasks)
-            rows += rows_of(some, f"{label} {count}-{draw}", [expert], evaluate=evaluate)
-        for ((count, draw), tasks), (upstream, run) in product(parts.items(), merges.items()):
-            name, columns = f"{count}-{draw}", {"tasks": count, "draw": draw}
-            some = replace(setup, only=tasks, made=folder / name)
-            merged = ModelSpec("merged", some.merged(upstream), "merged", upstream, settings=run)
-            shared, made = {"upstream": upstream, "columns": columns}, some.folder("made")
-            models = [merged.but(columns=columns), *rivals(self, made, "featcal", **shared)]
-            models += rivals(self, made, *ADAPTERS, streams=self.rivals.streams, **shared)
-            rows += make_and_score(some, f"{label} {name} {upstream}", models, evaluate=evaluate)
-            rmtree(some.folder(""))
-        return StudyResult(tables={"task_counts": rows})
+        alone = replace(setup, context=replace(context, suite=context.suite.but(workers=0)))
+        jobs, parts = dict[str, tuple[Any, ...]](), self.parts(setup.tasks)
+        units = (*product(parts.items(), (None,)), *product(parts.items(), merges))
+        for ((count, draw), tasks), upstream in units:
+            name, columns = (
+                f"{count}-{draw} {upstream or 'experts'}",
+                {"tasks": count, "draw": draw},
+            )
+            some = replace(alone, only=tasks, made=folder / name)
+            jobs[name] = (self, some, columns, merges.get(upstream))
+        largest_first = dict(sorted(jobs.items(), key=lambda job: -len(job[1][1].tasks)))
+        rows = context.run(label, of_part, largest_first)
+        return StudyResult(tables={"task_counts": [row for name in jobs for row in rows[name]]})
+
+
+def of_part(study: TaskCountsStudy, some: Setup, columns: Row, run: Any) -> list[Row]:
+    """Return the rows of one part: of its experts, or after a merger, whose models are not kept."""
+    evaluate, label = partial(judged, study=study), f"{study.label} {some.made.name}"
+    if run is None:
+        expert = ModelSpec("expert", None, "expert", columns=columns)
+        return rows_of(some, label, [expert], evaluate=evaluate)
+    merged = ModelSpec("merged", some.merged(run.upstream), "merged", run.upstream, settings=run)
+    shared, made = {"upstream": run.upstream, "columns": columns}, some.folder("made")
+    models = [merged.but(columns=columns), *rivals(study, made, "featcal", **shared)]
+    models += rivals(study, made, *ADAPTERS, streams=study.rivals.streams, **shared)
+    rows = make_and_score(some, label, models, evaluate=evaluate)
+    rmtree(some.folder(""))
+    return rows
 
 
 def agreement(

@@ -5,7 +5,6 @@ import re
 from functools import cache
 from hashlib import md5
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -13,14 +12,14 @@ from resolved import laid_out, resolved, settings_of_stages
 from test_layering import home, imports, modules, parsed
 
 import pipeline
-from reproduction.experiments import HEADLINE_POOL, MAIN, MORE, load_experiments, studies
+from reproduction.experiments import MAIN, MORE, load_experiments, studies
 from reproduction.prepare.suite import load_suite
 from reproduction.stages import command
 
 ROOT = Path(__file__).parents[3]
 STAGES = (
-    "prepare_data", "prepare_texts", "prepare_photos", "prepare", "prepare_role", "merge", "merge_role", "merge_pool",
-    "calibrate", "adapt", "multitask", "evaluate", "measure", "study", "task_counts", "offset", "pattern", "expert_seeds",
+    "prepare_data", "prepare_texts", "prepare_photos", "prepare", "prepare_role", "merge", "calibrate",
+    "adapt", "multitask", "evaluate", "measure", "study", "task_counts", "offset", "pattern", "expert_seeds",
     "second_encoder", "gather", "request", "headline", "claims", "artifact", "page",
 )  # fmt: skip
 
@@ -92,22 +91,12 @@ RECORD = "run.json"  # seconds and machine, which are gathered from another fold
 MODELS = {"merge": "merged", "calibrate": "calibrated", "adapt": "adapted"}
 
 
-def merging_stage(run: Any) -> str:
-    """Return the stage that merges: one per merger of 8 image tasks, else one per role and pool."""
-    if run.pool == HEADLINE_POOL and run.role.startswith("clip"):
-        return f"merge@{run.merged}"
-    several = run.pool in (14, 20) and run.role != "vit_s"
-    return f"{'merge_pool' if several else 'merge_role'}@{run.key}"
-
-
 @pytest.mark.parametrize("section", MODELS)
 def test_every_model_of_params_yaml_is_made_by_one_stage_and_scored(section):
     graph = resolved()
     for run in getattr(load_experiments(ROOT / "params.yaml"), section).values():
         folder = f"outputs/mini/{MODELS[section]}/{run.key}"
-        stage = merging_stage(run) if section == "merge" else f"{section}@{run.key}"
-        alone = f"{folder}/{run.upstream}" if stage.startswith("merge@") else folder
-        assert alone in graph.nodes[stage]["outs"], run
+        assert folder in graph.nodes[f"{section}@{run.key}"]["outs"], run
         if run.role != "mpnet":  # a study alone starts from its merged model
             assert folder in graph.nodes[f"evaluate@{run.key}"]["deps"], run
 
@@ -130,7 +119,7 @@ def test_a_larger_pool_is_merged_from_every_folder_with_its_experts():
     for run in load_experiments(ROOT / "params.yaml").merge.values():
         if run.pool in (14, 20):
             needed = {f"outputs/mini/prepared/{run.role}-{n}" for n in pools if n <= run.pool}
-            assert needed <= resolved().nodes[merging_stage(run)]["deps"]
+            assert needed <= resolved().nodes[f"merge@{run.key}"]["deps"]
 
 
 def test_every_page_shows_files_that_the_pipeline_writes():
