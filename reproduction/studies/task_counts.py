@@ -71,12 +71,9 @@ class TaskCountsStudy(Study):
         jobs, parts = dict[str, tuple[Any, ...]](), self.parts(setup.tasks)
         units = (*product(parts.items(), (None,)), *product(parts.items(), merges))
         for ((count, draw), tasks), upstream in units:
-            name, columns = (
-                f"{count}-{draw} {upstream or 'experts'}",
-                {"tasks": count, "draw": draw},
-            )
+            name, own = f"{count}-{draw} {upstream or 'experts'}", {"tasks": count, "draw": draw}
             some = replace(alone, only=tasks, made=folder / name)
-            jobs[name] = (self, some, columns, merges.get(upstream))
+            jobs[name] = (self, some, own, merges.get(upstream))
         largest_first = dict(sorted(jobs.items(), key=lambda job: -len(job[1][1].tasks)))
         rows = context.run(label, of_part, largest_first)
         return StudyResult(tables={"task_counts": [row for name in jobs for row in rows[name]]})
