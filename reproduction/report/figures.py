@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
@@ -51,6 +50,8 @@ DASHES = {"featcal": "-", "surgery": "--", "prob_surgery": "-."}
 @contextmanager
 def drawing() -> Iterator[None]:
     """Use Matplotlib's settings of this report, and restore them afterwards."""
+    import seaborn as sns  # a second, for pages that draw
+
     with mpl.rc_context(sns.axes_style("whitegrid") | STYLE):
         yield
 

@@ -67,21 +67,37 @@ class TaskCountsStudy(Study):
         expected = "must be mergers that look at no data"
         for upstream, run in merges.items():
             require(run.draw is None, f"{label}.upstreams", upstream, expected)
+        experts = {task: (self, setup, task, folder) for task in setup.tasks}
+        context.run(f"{label} experts", write_expert, experts)
         alone = replace(setup, context=replace(context, suite=context.suite.but(workers=0)))
         jobs, parts = dict[str, tuple[Any, ...]](), self.parts(setup.tasks)
         units = (*product(parts.items(), (None,)), *product(parts.items(), merges))
         for ((count, draw), tasks), upstream in units:
             name, own = f"{count}-{draw} {upstream or 'experts'}", {"tasks": count, "draw": draw}
             some = replace(alone, only=tasks, made=folder / name)
-            jobs[name] = (self, some, own, merges.get(upstream))
+            jobs[name] = (self, some, folder, own, merges.get(upstream))
         largest_first = dict(sorted(jobs.items(), key=lambda job: -len(job[1][1].tasks)))
         rows = context.run(label, of_part, largest_first)
         return StudyResult(tables={"task_counts": [row for name in jobs for row in rows[name]]})
 
 
-def of_part(study: TaskCountsStudy, some: Setup, columns: Row, run: Any) -> list[Row]:
+def write_expert(study: TaskCountsStudy, setup: Setup, task: str, experts: Path) -> None:
+    """Write the features of a task's expert on its scored samples to experts/<task>.safetensors."""
+    from safetensors.torch import save_file
+
+    from reproduction.stages.measure import projected
+
+    shown = setup.projection(), unseen(setup, study, task), ADAPTER_BATCH
+    features = projected(setup.load(setup.expert(task)), *shown, f"expert of {task}")
+    save_file({"features": features.contiguous()}, experts / f"{task}.safetensors")
+
+
+def of_part(
+    study: TaskCountsStudy, some: Setup, experts: Path, columns: Row, run: Any
+) -> list[Row]:
     """Return the rows of one part: of its experts, or after a merger, whose models are not kept."""
-    evaluate, label = partial(judged, study=study), f"{study.label} {some.made.name}"
+    evaluate = partial(judged, study=study, experts=experts)
+    label = f"{study.label} {some.made.name}"
     if run is None:
         expert = ModelSpec("expert", None, "expert", columns=columns)
         return rows_of(some, label, [expert], evaluate=evaluate)
@@ -135,9 +151,16 @@ def unseen(setup: Setup, study: TaskCountsStudy, task: str) -> Any:
 
 
 def judged(
-    setup: Setup, model: ModelSpec, corrected: Sequence[ModelSpec], study: TaskCountsStudy
+    setup: Setup,
+    model: ModelSpec,
+    corrected: Sequence[ModelSpec],
+    study: TaskCountsStudy,
+    experts: Path,
 ) -> dict[str, TaskScores]:
-    """Return the scores of one model, or of each task's own expert, and of the same with adapters."""
+    """Return the scores of one model, or of each task's own expert, and of the same with adapters.
+
+    experts: folder of the experts' features.
+    """
     import torch
     from safetensors.torch import load_file
 
@@ -153,11 +176,10 @@ def judged(
         samples = unseen(setup, study, task)
         start = sum(len(heads[f"head/{name}"]) for name in every[: every.index(task)])
         own = range(start, start + len(heads[f"head/{task}"]))
-        shown, theirs = (setup.projection(), samples, ADAPTER_BATCH), setup.load(setup.expert(task))
-        features = expert = projected(theirs, *shown, f"expert of {task}, samples of {task}")
+        features = expert = load_file(experts / f"{task}.safetensors")["features"]
         if ours:
             place = f"{model.upstream} of {', '.join(setup.tasks)}, on {task}"
-            features = projected(ours, *shown, place)
+            features = projected(ours, setup.projection(), samples, ADAPTER_BATCH, place)
         given = (expert, head, own, torch.as_tensor(samples.labels))
         found[model.name][task] = agreement(task, features, *given)
         for name, adapter in adapters.items():

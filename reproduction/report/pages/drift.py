@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -120,6 +119,8 @@ def drift_rows(evidence: Evidence, measure: str, setting: str = PRINTED) -> pd.D
 
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str) -> None:
     """Draw one line per model over the blocks, and a band over the range of tasks."""
+    import seaborn as sns
+
     order = sorted(rows["block"].unique(), key=depth)
     style: dict[str, Any] = {
         "palette": {name: COLOURS[m] for m, name in NAMES.items()}, "style": "model", "dashes": False,

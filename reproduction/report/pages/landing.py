@@ -261,6 +261,10 @@ def averages(suite: str) -> PageOutput:
             name = f"{model.name}<small>{MERGERS[merger]}</small>"
             rows.append([name, *map(estimated, cells)])
     head = ["Model, merged with", "Merged", "FeatCal, printed settings", "FeatCal, default"]
-    head += ["Better adapter, as published or in proportion", "Better adapter, tuned", "Experts"]
+    head += [
+        "Better adapter, as published or in proportion",
+        "Better adapter, tuned",
+        "Experts (Llama: or base)",
+    ]
     caption = "Average score (%) on test samples, by model and merger"
     return listed(head, rows, caption, "fc-long", "no scores")
