@@ -69,6 +69,7 @@ class TaskCountsStudy(Study):
             require(run.draw is None, f"{label}.upstreams", upstream, expected)
         experts = {task: (self, setup, task, folder) for task in setup.tasks}
         context.run(f"{label} experts", write_expert, experts)
+        # a part is a job in one process, which starts none of its own
         alone = replace(setup, context=replace(context, suite=context.suite.but(workers=0)))
         jobs, parts = dict[str, tuple[Any, ...]](), self.parts(setup.tasks)
         units = (*product(parts.items(), (None,)), *product(parts.items(), merges))

@@ -224,7 +224,7 @@ def test_what_takes_time_writes_cached_outputs_and_depends_on_nothing_that_a_swi
         if isinstance(entry, dict):  # `from`, all mergers and the main settings are for every suite
             assert set(entry) <= {"suites/${suite}.yaml", *MORE}
             words = [word for file in MORE for word in entry.get(file, ())]
-            shared = (".from", "merge.${item}", "merge.${key}")
+            shared = (".from", "merge.${key}")
             assert all(".${suite}" in word or word.endswith(shared) for word in words), words
         else:
             assert entry.partition(".")[0] in MAIN
