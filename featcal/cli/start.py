@@ -16,7 +16,7 @@ def main() -> int:
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:  # without a traceback while the command line is imported
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    gc.set_threshold(10_000)  # of 700: half a second less for importing torch and transformers
+    gc.set_threshold(10_000)  # not 700: importing torch takes half a second less
     share_machine()
     from featcal.cli.main import INTERRUPTED, main
 
@@ -28,8 +28,8 @@ def main() -> int:
         return main()
     except KeyboardInterrupt:  # again, while the first one was reported
         return INTERRUPTED
-    finally:  # nothing is left to interrupt, nor to look for among half a million objects
-        gc.freeze()
+    finally:  # nothing is left to interrupt
+        gc.freeze()  # the collection at exit would take a second
         for sign in (signal.SIGINT, signal.SIGTERM):
             signal.signal(sign, signal.SIG_IGN)
 
