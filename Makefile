@@ -77,7 +77,7 @@ real: project  ## recompute the same tables on real texts and real images (about
 	$(BIN)/dvc repro $(REAL)
 	@$(SHOW)
 
-studies: project  ## recompute everything that dvc repro keeps as it is in git (some hours), and build the book
+studies: project  ## recompute everything that dvc repro keeps as it is in git (about a day), and build the book
 	$(BIN)/dvc repro pipeline/request/dvc.yaml
 	@$(SHOW)
 

@@ -103,9 +103,7 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
     needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}
     needs["disk"]["while joining"] = shape.largest
-    operations = Counter[str]()
-    for stage in stages:
-        operations.update(_operations(shape, *stage))
+    operations = sum((Counter(_operations(shape, *stage)) for stage in stages), Counter[str]())
     if passes:
         whole = shape.entry + sum(block.forward for block in shape.blocks)
         operations["answers"] = passes * job.tasks * whole // job.batch

@@ -89,6 +89,7 @@ def _kinds(claim: Claim, side: dict[str, Any]) -> list[str]:
     """Return the folders of results that one side of a claim is read from."""
     file = side.get("file", claim.file)
     found = [LIES_WITH.get(file, file.partition(".")[0])]
+    found += ["expert_seeds"] if file == "scores" else []
     if claim.kind in ("together", "apart") or file == "corrupted":
         found.append("scores")
     control = side.get("method") in ("anchor", "rescaled")

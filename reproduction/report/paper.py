@@ -47,7 +47,7 @@ REAL_NAMES = {
 VISION_BASE = {
     "mini": '<a href="real_encoder.html">ViT-S/14</a> is not Meta’s DINOv2-small: others trained it further'
 }
-SIZES = {REAL: "real encoder", IMAGES: "smaller model", "clip_l14": "larger model"}
+SIZES = {REAL: "MiniLM", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
     "clip_b32": "CLIP-ViT-B/32", "clip_l14": "CLIP-ViT-L/14",
     "flan_t5_base": "FLAN-T5-base", "flan_t5_large": "FLAN-T5-large", "llama_3b": "Llama-3.2-3B-Instruct",
@@ -65,7 +65,7 @@ PAPER_SETTINGS = {
 
 
 def texts() -> dict[str, dict[str, Any]]:
-    """Return the text sets of the real encoder in the order of its pools."""
+    """Return the text sets of MiniLM in the order of its pools."""
     return packaged("texts.yaml")
 
 

@@ -15,7 +15,7 @@ EXAMPLES: dict[str, tuple[object, ...]] = {
     "MissingPath": ("models/mrged", "the merged model", "check the path, or make the model with featcal merge"),
     "DiskFull": ("models/calibrated", 12_884_901_888),
     "TruncatedFile": ("models/mnist/model.safetensors", "header larger than the file"),
-    "BadFile": ("params.yaml", "not valid YAML (found a tab)", "mend that line; blanks, not tabs, show what belongs to what"),
+    "BadFile": ("params.yaml", "not valid YAML (found a tab)", "fix that line; blanks, not tabs, show what belongs to what"),
     "BadData": ("images/mnist (train)", "row 17 cannot be decoded", "remove that picture or save it again"),
     "HubUnreachable": (
         "tanganke/dtd@main",

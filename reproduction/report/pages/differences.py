@@ -138,7 +138,7 @@ def adapters_on_samples(suite: str) -> PageOutput:
 
 
 def _adapter_cells(ours: Evidence, merger: str, adapter: str) -> list[str]:
-    """Return the cells of one adapter; of the real encoder, whose adapters see no scored text, from its own runs."""
+    """Return the cells of one adapter; of MiniLM, whose adapters see no scored text, from its own runs."""
     main = studied_setting(ours.suite)
     trained = estimated(average(ours, (merger, adapter, f"{main}_train")))
     if ours.role == paper.REAL:
