@@ -191,7 +191,7 @@ class MeasureRun(Experiment):
     task: str
 
 
-class Rivals(Settings):
+class Comparison(Settings):
     """The three ways to calibrate that a study compares.
 
     setting: the word of their settings in results.
@@ -199,7 +199,7 @@ class Rivals(Settings):
     batch:   of FeatCal; it moves the last bits of the result only.
     """
 
-    section = "rivals"
+    section = "comparison"
     setting: Setting
     featcal: Calibration
     surgery: Surgery
@@ -536,19 +536,19 @@ def _plain_run(kind: type[S], key: str, entry: Any, suite: str) -> S | None:
 
 
 def shared_settings(key: str, entry: Any, suite: str, main: Main) -> Entry:
-    """Return what the studies of a role and pool share: `rivals`, and the paper's settings."""
+    """Return what the studies of a role and pool share: `comparison`, and the paper's settings."""
     role, _ = role_and_pool(key, STUDIED)
     place, group = f"{STUDIED}.{key}", for_suite(f"{STUDIED}.{key}", entry, suite)
     if not group:
         return {}
     for word, settings in group.items():
-        require_known(f"{place}.{suite}", word, ("rivals",))
+        require_known(f"{place}.{suite}", word, ("comparison",))
         _mapping(f"{place}.{suite}.{word}", settings)
     known = {word: own for word, own in main.get(role, {}).items() if word != "samples"}
-    rivals = dict(group.get("rivals", {}))
-    if rivals.get("setting") in known:
-        rivals = {"featcal": known[rivals["setting"]], **rivals}
-    return {"rivals": rivals, **({"paper": known["paper"]} if "paper" in known else {})}
+    comparison = dict(group.get("comparison", {}))
+    if comparison.get("setting") in known:
+        comparison = {"featcal": known[comparison["setting"]], **comparison}
+    return {"comparison": comparison, **({"paper": known["paper"]} if "paper" in known else {})}
 
 
 def study_run(
@@ -560,14 +560,14 @@ def study_run(
     if own is None:
         return None
     common = (studied or {}).get(key, {})
-    rivals, paper = common.get("rivals", {}), common.get("paper")
-    featcal, setting = rivals.get("featcal"), rivals.get("setting")
-    words: dict[str, Any] = {"rivals": rivals, "setting": setting, "featcal": featcal}
+    comparison, paper = common.get("comparison", {}), common.get("paper")
+    featcal, setting = comparison.get("featcal"), comparison.get("setting")
+    words: dict[str, Any] = {"comparison": comparison, "setting": setting, "featcal": featcal}
     words |= {"paper": paper, "suite": featcal}
     found = {name: words[name] for name in studies()[kind].model_fields if words.get(name)}
     found |= {"role": role, "pool": pool, **own}
-    if isinstance(own.get("rivals"), dict):
-        found["rivals"] = {**rivals, **own["rivals"]}
+    if isinstance(own.get("comparison"), dict):
+        found["comparison"] = {**comparison, **own["comparison"]}
     if isinstance(own.get("at_papers"), bool):
         fine = not own["at_papers"] or (paper is not None and setting != "paper")
         expected = "must be left out where the suite has no settings but the paper's"

@@ -37,7 +37,7 @@ RUN = {
 POOLS = "clip_b32-8 clip_l14-8 clip_b32-14 minilm-8 vit_s-8".split()
 POOLS += ["flan_t5_base-glue", "llama_3b-mergebench", "smollm2-chat"]
 PROB_SURGERY = {"hidden": 32, "kl_weight": 1.0e-4, "steps": 3}
-RIVALS = {"batch": 8, "surgery": {"rank": 4, "steps": 3}, "prob_surgery": PROB_SURGERY}
+COMPARISON = {"batch": 8, "surgery": {"rank": 4, "steps": 3}, "prob_surgery": PROB_SURGERY}
 AT = {"ridge": 1.0e-6, "anchor_blend": 2.0, "interpolation": 0.9}
 # Values that replace those of the mini group, by study.
 STUDIED: dict[str, dict] = {
@@ -72,7 +72,7 @@ STUDIED: dict[str, dict] = {
     "pattern": {"strengths": [0.0, 1.0], "factors": [1.0, 1.5], "samples": 16},
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite", "paper"], "seeds": [1]},
     "second_encoder": {
-        "model": "data/encoder", "upstreams": ["task_arithmetic"], "samples": 16, "scored": 40, "rivals": RIVALS,
+        "model": "data/encoder", "upstreams": ["task_arithmetic"], "samples": 16, "scored": 40, "comparison": COMPARISON,
         "fine_tune": {"steps": 2, "batch": 8, "warm_up": 1},
     },
 }  # fmt: skip
@@ -108,7 +108,10 @@ def smoke_params(root: Path = ROOT) -> dict:
                 rows = entry["from"].items()
                 entry["from"] = {name: ROWS[section](name, row) for name, row in rows}
     for entry in params["studied"].values():
-        entry["smoke"] = {**entry["mini"], "rivals": {**entry["mini"]["rivals"], **RIVALS}}
+        entry["smoke"] = {
+            **entry["mini"],
+            "comparison": {**entry["mini"]["comparison"], **COMPARISON},
+        }
     for study in studies():
         for key, entry in params[study].items():
             own = STUDIED[study] | OWN.get(key, {}).get(study, {})

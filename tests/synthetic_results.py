@@ -119,9 +119,9 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     samples, cost = folder / f"samples/{role}-8", folder / f"cost/{role}-8"
     write_answers(samples / "samples.csv", list(_budgets(one, tasks)), results.SAMPLES)
     adapters = {"steps": 1000, "batch": 16, "lr": 0.001}
-    rivals = {"featcal": VALUES, "surgery": adapters | {"rank": 4}}
-    rivals |= {"prob_surgery": adapters | {"hidden": 32}, "stream": "test_unlabelled"}
-    record |= dict(at_once=2, threads=1, settings={"rivals": rivals})
+    comparison = {"featcal": VALUES, "surgery": adapters | {"rank": 4}}
+    comparison |= {"prob_surgery": adapters | {"hidden": 32}, "stream": "test_unlabelled"}
+    record |= dict(at_once=2, threads=1, settings={"comparison": comparison})
     costs = list(_costs(("42", "43", "44"), (8, 64, 512)))
     write_json(samples / "run.json", record | {"cost": costs})
     write_json(cost / "run.json", record | {"cost": list(_costs(("42",), (256,), published=True))})

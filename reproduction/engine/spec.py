@@ -138,39 +138,40 @@ def featcal_at(study: Any, folder: Path, name: str, settings: Any, **more: Any) 
     return ModelSpec(name, folder / name, "featcal", settings=settings, **own)
 
 
-def rival(study: Any, folder: Path, method: str, **more: Any) -> ModelSpec:
+def compared_model(study: Any, folder: Path, method: str, **more: Any) -> ModelSpec:
     """Return FeatCal or adapters as a study compares them, in a folder of their own below `folder`.
 
     stream: of adapters that see other samples.   more: what replaces the study's own parts.
     """
     names = ("upstream", "samples", "seed")
     upstream, samples, seed = (more.pop(n) if n in more else getattr(study, n) for n in names)
-    rivals, stream = study.rivals, more.pop("stream", "")
-    own = {"setting": rivals.setting + ("_train" if stream == "train" else "")}
-    own |= {"settings": getattr(rivals, method, None) or ADAPTERS[method]()}
+    comparison, stream = study.comparison, more.pop("stream", "")
+    own = {"setting": comparison.setting + ("_train" if stream == "train" else "")}
+    own |= {"settings": getattr(comparison, method, None) or ADAPTERS[method]()}
     own |= {"corrects": "" if method == "featcal" else "merged"}
-    own |= {"draw": rivals.draw(method, samples, seed, stream), **more}
+    own |= {"draw": comparison.draw(method, samples, seed, stream), **more}
     parts = (upstream, method, own["setting"], samples, seed, own.get("damage"))
     name = "-".join(str(part) for part in parts if part)
     return ModelSpec(name, folder / name, method, upstream, seed=seed, **own)
 
 
-def rivals(
+def compared_models(
     study: Any, folder: Path, *methods: str, streams: Iterable[str] = ("",), **more: Any
 ) -> list[ModelSpec]:
     """Return adapters by their methods, on each stream ("": the study's); FeatCal at its settings.
 
-    Those are the rivals' and, where the study has them, the paper's.
+    Those are the comparison's and, where the study has them, the paper's.
     """
     papers = getattr(study, "paper", None) or getattr(study, "at_papers", None)
-    settings = {study.rivals.setting: study.rivals.featcal} | ({"paper": papers} if papers else {})
-    found = []
+    main, found = study.comparison, []
+    settings = {main.setting: main.featcal} | ({"paper": papers} if papers else {})
     for stream, method in product(streams, methods):
         if method != "featcal":
-            found.append(rival(study, folder, method, stream=stream, **more))
+            found.append(compared_model(study, folder, method, stream=stream, **more))
             continue
         for setting, own in settings.items():
-            found.append(rival(study, folder, method, setting=setting, settings=own, **more))
+            used = {"setting": setting, "settings": own, **more}
+            found.append(compared_model(study, folder, method, **used))
     return found
 
 
@@ -180,8 +181,8 @@ def main_models(study: Any, setup: Setup) -> list[ModelSpec]:
     found = [model for model in references(setup) if model.method != "multitask"] + mergers
     folder = setup.folder("studied")
     for model in mergers:
-        found += rivals(study, folder, "featcal", upstream=model.upstream)
+        found += compared_models(study, folder, "featcal", upstream=model.upstream)
     for model in mergers:
         own = {"upstream": model.upstream, "corrects": model.name}
-        found += rivals(study, folder, *TRAINED_ADAPTERS, **own)
+        found += compared_models(study, folder, *TRAINED_ADAPTERS, **own)
     return found

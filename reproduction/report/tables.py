@@ -96,7 +96,7 @@ def _in_symbols(values: Mapping[str, float]) -> str:
 def method_settings(ours: Evidence, study: str, method: str, setting: str = "") -> str:
     """Return a method's settings in a study, for the label of its row."""
     record = ours.record(study).get("settings") or ours.settings(study).get("study", {})
-    values = record.get("rivals", {}).get(method)
+    values = record.get("comparison", {}).get(method)
     if method == "featcal" and setting == "paper":
         values = record.get("at_papers") or values
     if not values:

@@ -9,9 +9,9 @@ from pydantic import Field, PositiveInt
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import damaged, load_split, seen_rows
-from reproduction.engine.spec import ModelSpec, merged_model, rivals
+from reproduction.engine.spec import ModelSpec, compared_models, merged_model
 from reproduction.engine.study import StudyResult, make_and_score
-from reproduction.experiments import Each, Rivals, Seeds, Study
+from reproduction.experiments import Comparison, Each, Seeds, Study
 from reproduction.results import CORRUPTED, EXAMPLES, SEEN, Row
 
 Corruption = Literal["gaussian_noise", "motion_blur", "fog"]
@@ -30,7 +30,7 @@ class CorruptedStudy(Study):
     scores = CORRUPTED
     tables: ClassVar = {"corrupted.seen": SEEN, "corrupted.examples": EXAMPLES}
     upstream: str
-    rivals: Rivals
+    comparison: Comparison
     corruptions: Each[Corruption] | Each[TextCorruption]
     severity: int | Each[Annotated[int, Field(ge=1, le=3)]]
     samples: PositiveInt
@@ -55,13 +55,13 @@ class CorruptedStudy(Study):
 
     def models(self, folder: Path) -> list[ModelSpec]:
         """Return FeatCal and adapters on every damage; adapters also on FeatCal's samples."""
-        adapters, others, found = ("prob_surgery", "surgery"), self.rivals.streams[1:], []
+        adapters, others, found = ("prob_surgery", "surgery"), self.comparison.streams[1:], []
         damages = [*([""] if self.clean else []), *self.damages]
         for seed, damage in product(self.seeds, damages):
             columns = {"corruption": damage or "clean"}
             shared: dict[str, Any] = {"seed": seed, "damage": damage, "columns": columns}
-            found += rivals(self, folder, *adapters, "featcal", **shared)
-            found += rivals(self, folder, *adapters, streams=others, **shared)
+            found += compared_models(self, folder, *adapters, "featcal", **shared)
+            found += compared_models(self, folder, *adapters, streams=others, **shared)
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
@@ -69,7 +69,7 @@ class CorruptedStudy(Study):
 
         models, merged = self.models(folder), merged_model(setup, self.upstream)
         rows = make_and_score(setup, self.label, models, others=[merged])
-        draws = [self.rivals.draw("surgery", self.samples, seed) for seed in self.seeds]
+        draws = [self.comparison.draw("surgery", self.samples, seed) for seed in self.seeds]
         if self.of_texts:
             pictures, shown, strengths = [], [], damage_strengths()
         else:

@@ -1,4 +1,4 @@
-"""Table 5: time, memory and energy of each rival, alone on the machine; adapters as they train."""
+"""Table 5: time, memory and energy of each method, alone on the machine; adapters as they train."""
 
 import ctypes
 import sys
@@ -15,10 +15,10 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.settings import Distinct, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import at_most, load_split
-from reproduction.engine.spec import ModelSpec, merged_model, rival
+from reproduction.engine.spec import ModelSpec, compared_model, merged_model
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.engine.workers import Jobs, fan_out
-from reproduction.experiments import TRAINED_ADAPTERS, Rivals, SampleDraw, Study
+from reproduction.experiments import TRAINED_ADAPTERS, Comparison, SampleDraw, Study
 from reproduction.profiling import profiled
 from reproduction.results import AUDIT
 
@@ -33,18 +33,18 @@ class CostStudy(Study):
     scores = AUDIT
     described = False
     upstream: str
-    rivals: Rivals
+    comparison: Comparison
     samples: PositiveInt
     seed: NonNegativeInt
     audit: Annotated[tuple[PositiveInt, ...], Distinct]
 
     def check(self) -> None:
-        steps = min(self.rivals.surgery.steps, self.rivals.prob_surgery.steps)
+        steps = min(self.comparison.surgery.steps, self.comparison.prob_surgery.steps)
         expected = f"must not go beyond the {steps} steps that are made"
         require(max(self.audit, default=0) <= steps, "cost.audit", self.audit, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        models = [rival(self, folder, method) for method in METHODS]
+        models = [compared_model(self, folder, method) for method in METHODS]
         published = []
         for model in models[1:] if self.audit else ():
             name, settings = f"{model.name} each_step", model.settings.but(encode="each_step")

@@ -20,7 +20,14 @@ from reproduction.engine.samples import Selection, streams
 from reproduction.engine.score import TaskScores, averages, highest
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import StudyResult, rows_of
-from reproduction.experiments import TEXT_POOLS, Numbers, Rivals, SampleDraw, Study, require_known
+from reproduction.experiments import (
+    TEXT_POOLS,
+    Comparison,
+    Numbers,
+    SampleDraw,
+    Study,
+    require_known,
+)
 from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
 from reproduction.studies.default import AUTO
@@ -54,7 +61,7 @@ class FieldStudy(Study):
 
     section = "field"
     scores = SCORES
-    rivals: Rivals
+    comparison: Comparison
     mergers: Mapping[str, Mapping[str, Any]]
     samples: PositiveInt
     batch: PositiveInt
@@ -71,9 +78,9 @@ class FieldStudy(Study):
     def check(self) -> None:
         for merger in self.trained:
             require_known("field.trained", merger, self.mergers)
-        stream = self.rivals.stream
+        stream = self.comparison.stream
         expected = "must hold other samples than are scored: train, or unlabelled"
-        require(stream != "test_unlabelled", "field.rivals.stream", stream, expected)
+        require(stream != "test_unlabelled", "field.comparison.stream", stream, expected)
         import reproduction.field.swudi  # noqa: F401 - registers a merger
 
         for method in self.mergers:
@@ -99,7 +106,7 @@ class FieldStudy(Study):
         trained = TRAINED if name in self.trained else ()
         after = ("repair",) if name in WITHOUT_SVC else ("repair", "svc")
         for method in ("featcal", "featcal_auto", *OUTER, *INFERRED, *after, *trained):
-            setting, seed = ("", "") if method == "svc" else (self.rivals.setting, self.seed)
+            setting, seed = ("", "") if method == "svc" else (self.comparison.setting, self.seed)
             words = (method, name, AUTO if method == "featcal_auto" else setting, seed)
             corrects = name if method in (*OUTER, *INFERRED, *DEEP) else ""
             made = folder / INFERRED.get(method, method)
@@ -157,7 +164,7 @@ def merge(
     key, needs, first = study.chosen_key(name), method_named(name).needs, study.candidates(name)[0]
     given: dict[str, Any] = {"device": setup.context.device}
     if name == "adamerging":
-        every = {"stream": study.rivals.stream, "samples": None, "batch": ADAPTED_BATCH}
+        every = {"stream": study.comparison.stream, "samples": None, "batch": ADAPTED_BATCH}
         given["batches"] = streams(setup, SampleDraw(**every, seed=study.seed))
     elif needs:
         given["batches"] = streams(setup, study.drawn())
@@ -190,17 +197,17 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) 
     from reproduction.field.repair import all_samples, output_moments, renormalised, svc
 
     base, experts, device = setup.base, setup.experts, setup.context.device
-    merged, rivals, seed = out / "merged", study.rivals, study.seed
+    merged, comparison, seed = out / "merged", study.comparison, study.seed
     given: dict[str, Any] = {"base": base, "experts": experts, "device": device, "resume": False}
-    given["batches"] = streams(setup, study.drawn(batch=rivals.batch))
-    for method, settings in {"featcal": rivals.featcal, "featcal_auto": AUTO}.items():
+    given["batches"] = streams(setup, study.drawn(batch=comparison.batch))
+    for method, settings in {"featcal": comparison.featcal, "featcal_auto": AUTO}.items():
         own = {"settings": settings, "out": out / method}
         clock(method, partial(featcal.calibrate, merged, **given, **own))
-    projection, draw = setup.projection(), rivals.draw("surgery", study.samples, seed)
+    projection, draw = setup.projection(), comparison.draw("surgery", study.samples, seed)
     seen = streams(setup, draw)
     pairs = clock("features", partial(pool_features, merged, experts, seen, projection, device))
     for method in OUTER:
-        adapters = clock(method, partial(getattr(rivals, method).fit, pairs, seed))
+        adapters = clock(method, partial(getattr(comparison, method).fit, pairs, seed))
         adapters.save(out / method)
     save_file({task: pair.merged.mean(0) for task, pair in pairs.items()}, out / MEANS)
     one = all_samples(streams(setup, study.drawn()))

@@ -17,9 +17,9 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import evaluate_model
-from reproduction.engine.spec import ModelSpec, merged_model, rivals
+from reproduction.engine.spec import ModelSpec, compared_models, merged_model
 from reproduction.engine.study import StudyResult, compared
-from reproduction.experiments import ADAPTERS, Each, Rivals, Study
+from reproduction.experiments import ADAPTERS, Comparison, Each, Study
 from reproduction.results import OFFSET, Row
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class OffsetStudy(Study):
     section = "offset"
     scores = OFFSET
     upstream: str
-    rivals: Rivals
+    comparison: Comparison
     paper: Calibration
     strengths: Each[float]
     samples: PositiveInt
@@ -47,9 +47,9 @@ class OffsetStudy(Study):
         """Yield the merged model, FeatCal at both settings, the experts, and adapters."""
         run, folder = setup.context.experiments.merge[self.merged], setup.folder("studied")
         yield merged_model(setup, self.upstream).but(settings=run, seed=self.seed)
-        yield from reversed(rivals(self, folder, "featcal"))
+        yield from reversed(compared_models(self, folder, "featcal"))
         yield ModelSpec("expert", None, "expert", seed=self.seed)
-        yield from rivals(self, folder, *ADAPTERS)
+        yield from compared_models(self, folder, *ADAPTERS)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         firsts, rows = first_positions(setup), list[Row]()

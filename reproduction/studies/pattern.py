@@ -18,7 +18,7 @@ from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.score import answers, average
 from reproduction.engine.spec import main_models
 from reproduction.engine.study import StudyResult, compared
-from reproduction.experiments import Each, Rivals, Study
+from reproduction.experiments import Comparison, Each, Study
 from reproduction.results import OFFSET, Row
 from reproduction.stages.prepare import make_experts, recipes_of
 
@@ -35,7 +35,7 @@ class PatternStudy(Study):
     section = "pattern"
     scores = OFFSET
     upstreams: tuple[str, ...]
-    rivals: Rivals
+    comparison: Comparison
     paper: Calibration
     strengths: Each[float]
     factors: Each[float]

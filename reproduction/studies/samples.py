@@ -1,4 +1,4 @@
-"""Tables 12 and 13, Figure 3: accuracy and cost of the rivals by the number of samples per task."""
+"""Tables 12 and 13, Figure 3: accuracy and cost of FeatCal and adapters by the number of samples per task."""
 
 from itertools import product
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import ClassVar
 from featcal.settings import Calibration
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import seen_rows
-from reproduction.engine.spec import merged_model, rivals
+from reproduction.engine.spec import compared_models, merged_model
 from reproduction.engine.study import StudyResult, rows_of
-from reproduction.experiments import Counts, Rivals, Seeds, Study
+from reproduction.experiments import Comparison, Counts, Seeds, Study
 from reproduction.results import SAMPLES, SEEN
 from reproduction.studies.cost import METHODS, costs
 
@@ -22,7 +22,7 @@ class SamplesStudy(Study):
     tables: ClassVar = {"samples.seen": SEEN}
     described = False
     upstream: str
-    rivals: Rivals
+    comparison: Comparison
     samples: Counts
     seeds: Seeds
     at_papers: Calibration | None = None
@@ -31,10 +31,10 @@ class SamplesStudy(Study):
         models = []
         for method, n, seed in product(METHODS, sorted(self.samples), sorted(self.seeds)):
             own = {"samples": n}
-            models += rivals(self, folder, method, **own, seed=seed, columns=own)
+            models += compared_models(self, folder, method, **own, seed=seed, columns=own)
         jobs = {model.name: (setup, model) for model in models}
         record = costs(self, setup, jobs, setup.context.suite.workers or 1)
         merged = merged_model(setup, self.upstream).but(columns={"samples": 0})
         rows = rows_of(setup, self.label, [merged, *models])
-        draws = [self.rivals.draw("surgery", n, s) for n in self.samples for s in self.seeds]
+        draws = [self.comparison.draw("surgery", n, s) for n in self.samples for s in self.seeds]
         return StudyResult(rows, {"samples.seen": seen_rows(setup, draws, rows)}, record=record)

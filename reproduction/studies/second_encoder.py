@@ -14,7 +14,7 @@ from reproduction.engine.samples import Selection
 from reproduction.engine.score import evaluate_model
 from reproduction.engine.spec import main_models
 from reproduction.engine.study import StudyResult, compared
-from reproduction.experiments import Rivals, Study
+from reproduction.experiments import Comparison, Study
 from reproduction.prepare.suite import FineTuneSentences, SentenceRole
 from reproduction.results import SCORES
 from reproduction.stages.prepare import made
@@ -29,7 +29,7 @@ class SecondEncoderStudy(Study):
     model: str
     fine_tune: Mapping[str, Any]
     upstreams: tuple[str, ...]
-    rivals: Rivals
+    comparison: Comparison
     paper: Calibration
     samples: PositiveInt
     seed: NonNegativeInt

@@ -18,9 +18,9 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import load_split
 from reproduction.engine.score import TaskScores
-from reproduction.engine.spec import ModelSpec, rivals
+from reproduction.engine.spec import ModelSpec, compared_models
 from reproduction.engine.study import StudyResult, make_and_score, rows_of
-from reproduction.experiments import ADAPTER_BATCH, ADAPTERS, SPLITS, Each, Rivals, Study
+from reproduction.experiments import ADAPTER_BATCH, ADAPTERS, SPLITS, Comparison, Each, Study
 from reproduction.results import TASK_COUNTS, Row
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class TaskCountsStudy(Study):
     section = "task_counts"
     tables: ClassVar = {"task_counts": TASK_COUNTS}
     upstreams: tuple[str, ...]
-    rivals: Rivals
+    comparison: Comparison
     counts: Each[PositiveInt]
     shuffles: PositiveInt
     samples: PositiveInt
@@ -104,8 +104,8 @@ def of_part(
         return rows_of(some, label, [expert], evaluate=evaluate)
     merged = ModelSpec("merged", some.merged(run.upstream), "merged", run.upstream, settings=run)
     shared, made = {"upstream": run.upstream, "columns": columns}, some.folder("made")
-    models = [merged.but(columns=columns), *rivals(study, made, "featcal", **shared)]
-    models += rivals(study, made, *ADAPTERS, streams=study.rivals.streams, **shared)
+    models = [merged.but(columns=columns), *compared_models(study, made, "featcal", **shared)]
+    models += compared_models(study, made, *ADAPTERS, streams=study.comparison.streams, **shared)
     rows = make_and_score(some, label, models, evaluate=evaluate)
     rmtree(some.folder(""))
     return rows
@@ -144,7 +144,7 @@ def unseen(setup: Setup, study: TaskCountsStudy, task: str) -> Any:
     test = load_split(setup, task, "test")
     count = len(test.labels)
     left = np.arange(count)
-    if any(SPLITS[name] == "test" for name in study.rivals.streams):
+    if any(SPLITS[name] == "test" for name in study.comparison.streams):
         left = np.setdiff1d(left, draw_indices(task, count, study.samples, study.seed))
     expected = f"must be less than {count}, the number of test samples of {task}: some have to be left to score"
     require(len(left) > 0, f"task_counts.{study.key}.samples", study.samples, expected)

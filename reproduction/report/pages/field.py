@@ -153,7 +153,7 @@ def _training(study: dict[str, Any], way: str) -> str:
     """Return how many steps or epochs a method trains for; a dash where it does not."""
     if way == "prodistill":
         return f"{study['epochs']} epochs"
-    own = study.get("rivals", {}).get(way, study.get(way)) if way != "featcal" else None
+    own = study.get("comparison", {}).get(way, study.get(way)) if way != "featcal" else None
     return f"{own['steps']:,}" if isinstance(own, dict) else "–"
 
 

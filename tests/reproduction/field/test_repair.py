@@ -161,7 +161,9 @@ def test_conv1d_weights_are_calibrated_as_outputs_by_inputs():
 
 
 def test_svc_follows_the_mergers_that_a_source_applies_it_after():
-    study = SimpleNamespace(pool="8", trained=(), rivals=SimpleNamespace(setting="suite"), seed=1)
+    study = SimpleNamespace(
+        pool="8", trained=(), comparison=SimpleNamespace(setting="suite"), seed=1
+    )
     made = [FieldStudy.models(study, name, Path("out")) for name in ("ties", "lot")]
     after = {model.name for own in made for model in own}
     assert "ties/svc" in after and "lot/svc" not in after and "lot/featcal" in after

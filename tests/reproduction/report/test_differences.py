@@ -98,7 +98,7 @@ def test_frozen_parts_norms_and_features_of_adapters():
     assert {FEATCAL[role][word]["norm"] for role in T5 + LLAMA for word in ("suite", "paper")} == {
         False
     }
-    run = record("results/mini/cost/clip_b32-8/run.json")["settings"]["rivals"]
+    run = record("results/mini/cost/clip_b32-8/run.json")["settings"]["comparison"]
     assert (run["surgery"]["features"], run["prob_surgery"]["features"]) == ("unit", "raw")
     assert {METHODS[name]["features"] for name in ("surgery_text", "prob_text")} == {"raw"}
 

@@ -8,14 +8,16 @@ import torch
 from featcal.baselines.corrections import ProbSurgery, Surgery
 from featcal.errors import BadSetting
 from featcal.settings import Calibration
-from reproduction.experiments import Rivals
+from reproduction.experiments import Comparison
 from reproduction.studies.task_counts import TaskCountsStudy, agreement
 
 TASKS = ("a", "b", "c", "d", "e", "f", "g", "h")
 FEATCAL = Calibration(ridge=1e-6, anchor_blend=2.0, interpolation=0.9)
-RIVALS = Rivals(setting="suite", featcal=FEATCAL, surgery=Surgery(), prob_surgery=ProbSurgery())
+COMPARISON = Comparison(
+    setting="suite", featcal=FEATCAL, surgery=Surgery(), prob_surgery=ProbSurgery()
+)
 GIVEN = {"role": "clip_b32", "pool": 8, "upstreams": ("average",), "samples": 4, "seed": 42}
-STUDY = TaskCountsStudy(rivals=RIVALS, counts=(2, 4, 8), shuffles=3, **GIVEN)
+STUDY = TaskCountsStudy(comparison=COMPARISON, counts=(2, 4, 8), shuffles=3, **GIVEN)
 
 
 def test_every_task_is_in_as_many_parts_of_a_count_as_any_other_and_the_whole_pool_is_one_part():
