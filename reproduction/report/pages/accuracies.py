@@ -66,8 +66,8 @@ def printed_gain(number: str, upstream: str, others: Sequence[str], model: str =
         ours, *theirs = (float(row[AVERAGE]) for row in rows)
         return ours - max(theirs)
 
-    said, mended = (f"{gain(read):+.1f}" for read in (paper_table, corrected_table))
-    return said if said == mended else f"{said} <small>{mended} corrected</small>"
+    said, fixed = (f"{gain(read):+.1f}" for read in (paper_table, corrected_table))
+    return said if said == fixed else f"{said} <small>{fixed} corrected</small>"
 
 
 def measured(ours: Evidence) -> PageOutput:
@@ -95,9 +95,9 @@ def share_of(ours: Evidence, upstream: str, setting: str) -> str:
 
 def printed_share(number: str, upstream: str, model: str = "") -> str:
     """Return the paper's share; with corrected cells where that changes it."""
-    shares = (tables.paper_recovered(number, upstream, mended, model) for mended in (False, True))
-    said, mended = ("–" if one is None else f"{one:.0f}" for one in shares)
-    return said if said == mended else f"{said} ({mended} corrected)"
+    shares = (tables.paper_recovered(number, upstream, fixed, model) for fixed in (False, True))
+    said, fixed = ("–" if one is None else f"{one:.0f}" for one in shares)
+    return said if said == fixed else f"{said} ({fixed} corrected)"
 
 
 def columns_of(suite: str, role: str) -> dict[str, Evidence]:

@@ -62,10 +62,10 @@ def compared(ours: Evidence | None, number: str) -> Iterator[Compared]:
     """
     model = paper.PAPER_MODELS[ours.role] if ours else ""
     printed = paper.paper_table(number, model)
-    mended = paper.corrected_table(number, model)["value"]
+    fixed = paper.corrected_table(number, model)["value"]
     keys = dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True)) if ours else {}
     models = {key: tables.by_task(ours, _key(*key)) for key in keys}
-    for (_, cell), better in zip(printed.iterrows(), mended, strict=True):
+    for (_, cell), better in zip(printed.iterrows(), fixed, strict=True):
         upstream, method, task = (str(cell[name]) for name in ("upstream", "method", "task"))
         name, spread = tables.row_name(upstream, method), None
         if ours is None:
@@ -121,8 +121,8 @@ def shown(found: Sequence[Compared], number: str) -> str:
     )
     html = table(["Model", *titles], body, caption, "fc-accuracy")
     printed = sum(one.as_printed for one in found)
-    mended = sum(one.as_corrected and not one.as_printed for one in found)
-    said = f"{printed} of {len(found)} values reproduced as printed, {mended} as corrected"
+    fixed = sum(one.as_corrected and not one.as_printed for one in found)
+    said = f"{printed} of {len(found)} values reproduced as printed, {fixed} as corrected"
     return note(f"{name}: {said}") + fold(f"Value by value, {name}", html)
 
 
