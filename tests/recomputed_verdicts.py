@@ -105,12 +105,14 @@ class Results:
             wanted["task"] = shown[0]["task"] if shown else None
         method = wanted.get("method")
         if wanted.get("setting") == "studied":
-            wanted["setting"] = "paper" if self.folder.name == "paper" else "suite"
+            main = "paper" if self.folder.name == "paper" or role == "vit_s" else "suite"
+            wanted["setting"] = main if self.setting == main else "not run"
         elif "setting" not in wanted and method in CALIBRATED and found and "setting" in found[0]:
             run = {row["setting"] for row in found if row["method"] == method}
             free = method != "featcal" or claim["kind"] == "checked" or file.endswith(".run")
-            other = free and self.setting not in run and "suite" in run
-            wanted["setting"] = "suite" if other else self.setting
+            order = (*([] if method == "featcal" else ["paper"]), self.setting, "suite")
+            own = next((one for one in order if one in run), self.setting)
+            wanted["setting"] = own if free else self.setting
         if "block" in wanted:
             of_blocks = [row for row in found if row["block"] not in NO_BLOCKS]
             if wanted["block"] == "last":
@@ -284,9 +286,9 @@ class Results:
             r = float(np.corrcoef(cosine, accuracy)[0, 1])
             room = 2 * math.sqrt((1 - r * r) / (len(gains) - 2))
             return word_of(r, room), r, room
-        slight = (accuracy > 0) & (cosine < 0)
-        clear = slight & (accuracy > accuracy_noise) & (-cosine > cosine_noise)
-        word = "holds" if clear.any() else "within noise" if slight.any() else "does not hold"
+        clear = (accuracy > accuracy_noise) & (-cosine > cosine_noise)
+        never = ((cosine > cosine_noise) | (-accuracy > accuracy_noise)).all()
+        word = "holds" if clear.any() else "does not hold" if never else "within noise"
         return word, math.nan, math.nan
 
 

@@ -232,6 +232,6 @@ def _chosen(side: dict[str, Any]) -> dict[str, Any]:
     return {column: value for column, value in side.items() if column != "at"} | {"chosen": 1}
 
 
-def studied_setting(suite: str) -> str:
+def studied_setting(suite: str, role: str = "") -> str:
     """Return the settings of FeatCal in studies and controls, which run it at one setting only."""
-    return "paper" if suite == "paper" else "suite"
+    return "paper" if suite == "paper" or role == paper.VISION else "suite"

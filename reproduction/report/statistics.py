@@ -293,11 +293,13 @@ def together(found: pd.DataFrame) -> Comparison:
 
 
 def apart(found: pd.DataFrame, title: Callable[[str], str]) -> Comparison:
-    """Hold when accuracy clearly rises while cosine clearly falls on some task."""
+    """Hold when accuracy clearly rises while cosine clearly falls on some task; fail if on none it may."""
     slightly = found[(found["accuracy"] > 0) & (found["cosine"] < 0)]
     higher = slightly["accuracy"] > slightly["accuracy_noise"]
     clearly = slightly[higher & (-slightly["cosine"] > slightly["cosine_noise"])]
-    word = "holds" if len(clearly) else "within noise" if len(slightly) else "does not hold"
+    never = found["cosine"] > found["cosine_noise"]
+    never |= -found["accuracy"] > found["accuracy_noise"]
+    word = "holds" if len(clearly) else "does not hold" if never.all() else "within noise"
     listed = (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
     named = [f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}" for row in listed]
     words = f"cosine and accuracy: {'; '.join(named)}" if named else "no task of that kind"

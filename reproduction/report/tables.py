@@ -214,8 +214,8 @@ def gains(ours: Evidence, upstream: str, setting: str) -> list[str]:
     """Return FeatCal minus its merger and minus the better adapter, with the words for both."""
     featcal = average(ours, (upstream, "featcal", setting))
     merged = average(ours, (upstream, "merged", ""))
-    own = "paper" if setting == "paper_8b" else setting  # adapters are the same for both Llamas
-    best = highest(average(ours, (upstream, method, own)) for method in ADAPTERS)
+    sizes = dict.fromkeys(("paper", setting))  # of adapters: published, and in proportion
+    best = highest(average(ours, (upstream, *own)) for own in product(ADAPTERS, sizes))
     return [margin(featcal, merged), margin(featcal, best)]
 
 

@@ -124,8 +124,11 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     if claim.kind == "spreads":
         return _spreads(claim, rows_of(claim, named(claim.left), setting, evidence))
     if claim.kind in ("together", "apart"):
-        sides = (named(side) | {"setting": setting} for side in (claim.left, claim.right))
-        found = evidence.gains(*sides)
+        frame, sides = evidence.table(claim.file), (named(claim.left), named(claim.right))
+        at = (_run_at(frame, one["method"], setting, claim.kind, claim.file) for one in sides)
+        found = evidence.gains(
+            *(one | {"setting": own} for one, own in zip(sides, at, strict=True))
+        )
         if found.empty:
             return Verdict(claim, "not run")
         both = together(found) if claim.kind == "together" else apart(found, evidence.title)
@@ -224,7 +227,8 @@ def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence
     if wanted.get("block") == "last":
         wanted["block"] = max((b for b in frame["block"].unique() if b not in INSIDE), default="")
     if wanted.get("setting") == "studied":
-        wanted["setting"] = studied_setting(evidence.suite)
+        main = studied_setting(evidence.suite, evidence.role)
+        wanted["setting"] = main if setting == main else "not run"
     if wanted.get("method") in CALIBRATED and "setting" in frame:
         wanted.setdefault("setting", _run_at(frame, wanted["method"], setting, claim.kind, kind))
     rows = select(frame, {column: value for column, value in wanted.items() if value != "all"})
@@ -237,14 +241,16 @@ def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence
 
 
 def _run_at(frame: pd.DataFrame, method: str, setting: str, kind: str, file: str) -> str:
-    """Return the setting asked for, or the tuned one where it alone was run and does not matter.
+    """Return FeatCal's setting, or the tuned one where it alone was run and does not matter.
 
-    λ, ρ and α change neither a time nor an exact statement; adapters then have their other size.
+    λ, ρ and α change neither a time nor an exact statement. Adapters are not tuned: they have the
+    published size, or the one in proportion where it alone was run.
     """
     if method == "featcal" and kind != "checked" and not file.endswith(MEASURED):
         return setting
     run = set(select(frame, {"method": method})["setting"])
-    return "suite" if setting not in run and "suite" in run else setting
+    wanted = (setting,) if method == "featcal" else ("paper", setting)
+    return next((one for one in (*wanted, "suite") if one in run), setting)
 
 
 def _detail(claim: Claim, compared: WeightedSum, machine: str) -> str:

@@ -100,7 +100,8 @@ class DefaultStudy(Study):
         store = setup.context.unfinished(f"default-{self.key}-{digest}")
         files, jobs, earlier = [], dict[str, Any](), 0.0
         for (n, seed), name in product(self.draws, self.mergers):
-            files.append(file := store / f"{name}-{n}-{seed}.json")
+            mark = fingerprint(self.mergers[name], [])
+            files.append(file := store / f"{name}-{n}-{seed}-{mark}.json")
             if file.is_file():
                 earlier += sum(read_json(file)["cost"]["seconds"].values())
             else:

@@ -202,7 +202,7 @@ def costs(suite: str) -> PageOutput:
             cells = ("–" if math.isnan(one) else f"{one:.0f}" for one in took)
             rows.append([SHORT[source[0]], str(n), *cells])
     head = ["Model", "Samples per task", "Printed settings", "Default", "Both adapters"]
-    caption = "Seconds of one core, mean over mergers and draws, adapters with all trials; –: not measured"
+    caption = "Seconds of one core, mean over mergers and draws; adapters: all trials, without computing features; –: not measured"
     return listed(head, rows, caption, missing=MISSING)
 
 

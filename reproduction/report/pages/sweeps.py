@@ -74,7 +74,7 @@ def answer(*experiments: Evidence) -> PageOutput:
             cells = [f"{values.max() - values.min():.1f}", compact(values.idxmax())]
             cells.append(f"{kept.iloc[0] - values.max():+.1f}" if len(kept) else "–")
             rows.append([name, *cells])
-    caption = "Average accuracy over one sweep, points; on test samples, so nothing is chosen by it"
+    caption = "Average accuracy over one sweep, points, on test samples"
     head = ["Varied", "Highest − lowest", "Highest at", "At the setting − highest"]
     return listed(head, rows, caption, "fc-long", "no sweeps in the results")
 

@@ -37,8 +37,8 @@ def agreed(folder, setting, expected):
 @pytest.mark.parametrize("setting", ["suite", "paper"])
 def test_every_verdict_on_the_results_in_git_is_what_other_code_computes(setting):
     verdicts = agreed(MINI, setting, recomputed(MINI, setting))
-    if setting == "suite":  # energy needs a GPU; everything else was run
-        assert [one.word for one in verdicts.values()].count("not run") <= 7
+    if setting == "suite":  # energy needs a GPU; memory of Table 13 is not of published adapters
+        assert [one.word for one in verdicts.values()].count("not run") <= 9
 
 
 def test_every_verdict_is_the_same_where_correctness_is_kept(tmp_path):
