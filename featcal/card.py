@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from featcal import __version__
-from featcal.errors import BadFile
+from featcal.errors import BadFile, one_line
 from featcal.files import atomic_path, optional_json, read_json
 from featcal.settings import Calibration
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
+    from huggingface_hub import EvalResult, ModelCard
     from torch import nn
 
 CARD, RECORD = "README.md", "featcal.json"
@@ -69,9 +69,11 @@ class Choice:
 
     @property
     def rows(self) -> list[list[str]]:
-        """Return, for each model, its name and the mean over tasks of its divergence."""
-        means = {name: sum(own.values()) / len(own) for name, own in self.divergence.items()}
-        return [[name, f"{mean:.4f}"] for name, mean in means.items()]
+        """Return each model's name and its mean divergence, over the tasks that all models have."""
+        every = list(self.divergence.values())
+        tasks = [t for t in every[0] if all(t in own for own in every)] if every else []
+        means = {name: sum(own[t] for t in tasks) for name, own in self.divergence.items()}
+        return [[name, f"{total / len(tasks):.4f}"] for name, total in means.items()]
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,9 @@ class Result:
     @property
     def stated(self) -> dict[str, Any]:
         """Return settings, blocks and, if there is one, the choice for a JSON file."""
-        return {
-            "settings": self.settings.stated if self.settings else None,
-            "blocks": [block.stated for block in self.blocks],
-            **({"choice": self.choice.stated} if self.choice else {}),
-        }
+        settings = self.settings.stated if self.settings else None
+        choice = {"choice": self.choice.stated} if self.choice else {}
+        return {"settings": settings, "blocks": [block.stated for block in self.blocks], **choice}
 
 
 def round_digits(value: float) -> float:
@@ -136,7 +136,8 @@ def licences_of(models: Mapping[str, object]) -> dict[Licence, list[str]]:
     roles: dict[Licence, list[str]] = {}
     for role, model in models.items():
         front = front_matter(Path(model)) if isinstance(model, str | Path) else {}
-        given = {key: front[key] for key in LICENCE_KEYS if isinstance(front.get(key), str)}
+        texts = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in front.items()}
+        given = {key: texts[key] for key in LICENCE_KEYS if isinstance(texts.get(key), str)}
         stated = tuple((key, value) for key, value in given.items() if value)
         roles.setdefault(stated if given.get("license") else (), []).append(role)
     return dict(sorted(roles.items(), key=lambda one: not one[0]))  # no licence last
@@ -166,6 +167,8 @@ def render_card(
     data: dict[str, Any] = {"library_name": "transformers", "tags": ["merge", "featcal"], **front}
     data |= {"base_model": on_hub, "base_model_relation": "merge"} if on_hub else {}
     data |= stated[0] if len(stated) == 1 else {}
+    if ", " in data.get("license", ""):
+        data["license"] = data["license"].split(", ")
     card = ModelCard.from_template(
         ModelCardData(**data),
         template_path=str(TEMPLATE),
@@ -182,11 +185,11 @@ def render_card(
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a Markdown table; a list is joined by commas, None is shown as "all"."""
+    """Return a Markdown table; a list is joined by commas, None in a row is "default"."""
 
     def cell(value: object) -> str:
-        values = value if isinstance(value, tuple | list) else ["all" if value is None else value]
-        return ", ".join(map(str, values)).replace("|", "\\|").replace("\n", " ")
+        many = value if isinstance(value, tuple | list) else ["default" if value is None else value]
+        return ", ".join(map(str, many)).replace("|", "\\|").replace("\n", " ")
 
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
@@ -214,9 +217,8 @@ def calibration_card(
             merged_by = f"mergekit's {recipe['merge_method']}"
         elif isinstance(method := front_matter(folder).get("merge_method"), str):
             merged_by = f"featcal's {method}"
-        class_name = SENTENCE_CLASS
-        if not modules_of(folder):
-            class_name = str(read_json(folder / "config.json")["architectures"][0])
+        sentences, config = modules_of(folder), folder / "config.json"
+        class_name = SENTENCE_CLASS if sentences else str(read_json(config)["architectures"][0])
     stated = result.settings.stated if result.settings else {}
     names = {key: f"{symbol}, {key}" for key, symbol in SYMBOLS.items()}
     measured = all(block.relative_drift is not None for block in result.blocks)
@@ -224,7 +226,7 @@ def calibration_card(
         f"{name_of(base)}: {len(experts)} experts merged{' and calibrated' * bool(stated)}",
         "",
         models,
-        [[names.get(key, key), value] for key, value in stated.items()],
+        [[names.get(k, k), v or "all" if k == "modules" else v] for k, v in stated.items()],
         {"datasets": sorted(set(datasets))} if datasets else {},
         calibration=result,
         experts=len(experts),
@@ -249,14 +251,9 @@ def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
 def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
     """Add measured results to a folder's card: all to the hub's model-index, accuracies to a table.
 
-    A result replaces an older one of the same metric and data. Raises: BadFile without a card.
+    The table leaves out others' percentages. A result replaces an older one of the same metric and data. Raises: as read_card.
     """
-    from huggingface_hub import ModelCard
-
-    if not (folder / CARD).is_file():
-        way_out = "give a folder that featcal merge or calibrate wrote"
-        raise BadFile(folder, f"no card ({CARD}) in this folder", way_out)
-    card = ModelCard.load(folder / CARD)
+    card = read_card(folder)
     older = card.data.eval_results or []
     kept = [one for one in older if not any(one.is_equal_except_value(new) for new in results)]
     card.data.eval_results = [*kept, *results]
@@ -264,7 +261,7 @@ def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
     rows = [
         [one.dataset_name, one.dataset_split or "", f"{100 * one.metric_value:.2f}"]
         for one in card.data.eval_results
-        if one.metric_type == "accuracy"
+        if one.metric_type == "accuracy" and isinstance(v := one.metric_value, float) and v <= 1
     ]
     if rows:
         section = f"## Accuracy\n\n{table(['task', 'split', 'percent correct'], rows)}\n"
@@ -272,6 +269,23 @@ def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
         replaced, count = pattern.subn(lambda _: f"{section}\n", card.text, count=1)
         card.text = replaced if count else f"{card.text.rstrip()}\n\n{section}"
     write_card(folder, f"{str(card).rstrip()}\n")
+
+
+def read_card(folder: Path) -> "ModelCard":
+    """Return a folder's card, to be changed. Raises: BadFile, also for one in the hub's cache."""
+    from huggingface_hub import ModelCard
+
+    if hub := hub_checkpoint(folder):
+        way_out = f"copy it: hf download {hub[0]} --local-dir FOLDER, and give that folder"
+        raise BadFile(folder, "is in the hub's cache, where no card may be changed", way_out)
+    if not (folder / CARD).is_file():
+        way_out = "give a folder that featcal merge or calibrate wrote"
+        raise BadFile(folder, f"no card ({CARD}) in this folder", way_out)
+    try:
+        return ModelCard.load(folder / CARD)
+    except (ValueError, yaml.YAMLError) as error:
+        problem = f"its YAML head or text cannot be read ({one_line(error)})"
+        raise BadFile(folder / CARD, problem, "correct it, or remove the head") from None
 
 
 def write_card(folder: Path, text: str) -> None:

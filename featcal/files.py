@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from featcal.errors import BadFile, DiskFull, MissingPath
+from featcal.errors import BadFile, BadSetting, DiskFull, MissingPath
 
 _counter = itertools.count()
 
@@ -34,12 +34,12 @@ def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]
 
     Leftovers of killed processes are removed first. Raises: DiskFull with `needed` bytes if given.
     """
-    path = Path(path)
-    path = path.resolve() if path.is_symlink() else path
+    path, here = Path(path), not Path(path).name  # "."
+    path = path.resolve() if here or path.is_symlink() else path
     # dots and parts repeat for a folder that was written inside another; a process that dies
     # between its two renames leaves only the old folder, which is kept
-    ends = r"(\.\d+-\d+|\.part|\.old)+" if path.exists() else r"(\.\d+-\d+|\.part)+"
-    ours = re.compile(rf"\.+{re.escape(path.stem)}{ends}{re.escape(path.suffix)}")
+    ends = r"\.\d+-\d+|\.part|\.old" if path.exists() else r"\.\d+-\d+|\.part"
+    ours = re.compile(rf"\.+{re.escape(path.stem)}\.\d+-\d+({ends})+{re.escape(path.suffix)}")
     remove_abandoned(each for each in path.parent.glob(".*") if ours.fullmatch(each.name))
     with _replacing(path, needed) as hidden:
         hidden.mkdir()
@@ -52,6 +52,8 @@ def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]
                 if path.exists():
                     _move(path, old, path)
                 _move(hidden, path)
+                if here:
+                    os.chdir(path)  # the old one is removed
             except BaseException:
                 if old.exists():
                     _move(old, path)
@@ -104,6 +106,16 @@ def claimed(path: str | Path) -> Iterator[None]:
             yield
         finally:
             file.unlink(missing_ok=True)
+
+
+def require_apart(key: str, out: str | Path, inputs: Iterable[object]) -> None:
+    """Raise BadSetting if the folder to write is, holds or lies inside a path among the inputs."""
+    path = Path(out).resolve()
+    for folder in (Path(each).resolve() for each in inputs if isinstance(each, str | Path)):
+        inside = f"lies inside {folder}, which is read; name another one"
+        above = "names, or holds, a folder that is read; name another one"
+        if folder in path.parents or path in (folder, *folder.parents):
+            raise BadSetting(key, str(out), inside if folder in path.parents else above)
 
 
 def locked(file: int | IO[Any], without: bool = True) -> bool:

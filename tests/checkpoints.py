@@ -5,16 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers as tf
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    CLIPConfig,
-    CLIPImageProcessorPil,
-    CLIPModel,
-    CLIPVisionModel,
-    PreTrainedTokenizerFast,
-)
 
 from featcal.data.images import Preprocess
 from featcal.models.load import save_model
@@ -28,45 +22,41 @@ TEXT |= {"vocab_size": len(WORDS), "max_position_embeddings": 12, "pad_token_id"
 TEXT |= {"bos_token_id": 1, "eos_token_id": 2}
 
 
-def clip(seed: int = 0) -> CLIPModel:
+def clip(seed: int = 0) -> tf.CLIPModel:
     """Two blocks, width 32, its own weights for every seed."""
-    config = CLIPConfig(text_config=TEXT, vision_config=VISION, projection_dim=8)
+    config = tf.CLIPConfig(text_config=TEXT, vision_config=VISION, projection_dim=8)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return CLIPModel(config).eval()
+        return tf.CLIPModel(config).eval()
 
 
-def vision(seed: int = 0) -> CLIPVisionModel:
+def vision(seed: int = 0) -> tf.CLIPVisionModel:
     return clip(seed).vision_model.eval()
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> tf.PreTrainedTokenizerFast:
     """Splits at blanks and punctuation, sets [start] and [end] around, knows a few words."""
     vocabulary = {word: i for i, word in enumerate(WORDS)}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[unk]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    ends = [("[start]", 1), ("[end]", 2)]
-    inner.post_processor = processors.TemplateProcessing(
-        single="[start] $A [end]", special_tokens=ends
-    )
+    ends, around = [("[start]", 1), ("[end]", 2)], "[start] $A [end]"
+    inner.post_processor = processors.TemplateProcessing(single=around, special_tokens=ends)
     names = {"pad_token": "[pad]", "bos_token": "[start]", "eos_token": "[end]"}
     names["unk_token"] = "[unk]"
-    return PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=12, **names)
+    return tf.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=12, **names)
 
 
-def processor(side: int = 32) -> CLIPImageProcessorPil:
-    return CLIPImageProcessorPil(
-        size={"shortest_edge": side}, crop_size={"height": side, "width": side}
-    )
+def processor(side: int = 32) -> tf.CLIPImageProcessorPil:
+    square = {"height": side, "width": side}
+    return tf.CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=square)
 
 
 def plain(size: int = 0, crop: int = 0, mean: float = 0.5) -> Preprocess:
     """A preparation that resizes to a square, then crops; 0 leaves a step out."""
     how = {"do_resize": size > 0, "do_center_crop": crop > 0}
     sides = {"size": {"height": size, "width": size}, "crop_size": {"height": crop, "width": crop}}
-    return Preprocess(
-        CLIPImageProcessorPil(**how, **sides, image_mean=[mean] * 3, image_std=[0.5] * 3)
-    )
+    how |= {"image_mean": [mean] * 3, "image_std": [0.5] * 3}
+    return Preprocess(tf.CLIPImageProcessorPil(**how, **sides))
 
 
 def clip_folder(folder: Path, seed: int = 0) -> Path:

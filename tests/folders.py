@@ -33,10 +33,7 @@ def batch_for(family, dtype=torch.float32):
     """One batch; of a whole CLIP's folder the vision tower is taken, which wants images alone."""
     batch = FAMILIES[family].batches(3)[0]
     batch = {"pixel_values": batch["pixel_values"]} if family == "clip" else batch
-    return {
-        name: value.to(dtype) if value.is_floating_point() else value
-        for name, value in batch.items()
-    }
+    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in batch.items()}
 
 
 @contextmanager
@@ -91,9 +88,6 @@ def present(held: StreamedModel):
 
 def nothing_left(held: StreamedModel):
     """Whether a streamed model is as if nothing had run."""
-    changed = [
-        m
-        for m in held.module.modules()
-        if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks
-    ]
-    return not present(held) and not changed and held.cancel() is None
+    parts = held.module.modules()
+    hooked = any("forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in parts)
+    return not present(held) and not hooked and held.cancel() is None

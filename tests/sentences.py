@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import transformers as tf
+from tiny import TEXT
 
 WORDS = ["red", "green", "blue", "stone", "river", "cloud", "the", "a", "of", "is"]
 CLASSES = ("red", "green", "blue")
@@ -19,9 +20,7 @@ def encoder(folder: Path) -> Path:
     special = "[PAD] [UNK] [CLS] [SEP] [MASK]".split()
     (folder / "vocab.txt").write_text("\n".join([*special, *WORDS]))
     torch.manual_seed(5)
-    sizes = {"vocab_size": 15, "hidden_size": 32, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "intermediate_size": 64}
-    tf.BertModel(tf.BertConfig(**sizes)).save_pretrained(folder)
+    tf.BertModel(tf.BertConfig(**TEXT | {"vocab_size": 15})).save_pretrained(folder)
     tf.BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
     return folder
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from featcal.card import render_card, round_digits, write_card
@@ -21,6 +21,7 @@ from featcal.errors import BadData, BadFile, BadPlan, MissingPath, MissingTensor
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.batch import output_embeddings, unit_length
 from featcal.models.checkpoint import read_safetensors
+from featcal.models.load import require_replaceable
 from featcal.settings import Settings, require
 
 Weights = Mapping[str, Tensor]  # by name, of one task or stacked for all tasks
@@ -47,9 +48,8 @@ class Pair:
 
     def of(self, samples: Tensor) -> "Pair":
         """Return the samples with these indices, in this order."""
-        if len(self.sizes) == len(self.merged):  # images
-            rows = samples
-        else:
+        rows = samples
+        if len(self.sizes) != len(self.merged):  # texts
             ends = self.sizes.cumsum(0)
             spans = zip((ends - self.sizes)[samples].tolist(), ends[samples].tolist(), strict=True)
             rows = torch.cat([torch.arange(start, end) for start, end in spans])
@@ -141,12 +141,10 @@ class Adapters:
             yield
 
     def save(self, folder: str | Path) -> Path:
-        """Write weights, record and README.md, all or nothing. Raises: DiskFull."""
-        tensors = {
-            f"{task}/{name}": weight.contiguous()
-            for task, own in self.weights.items()
-            for name, weight in own.items()
-        }
+        """Write weights, record and README.md, all or nothing. Raises: BadFile, DiskFull."""
+        require_replaceable(Path(folder), RECORD)
+        named = ((f"{t}/{n}", w) for t, own in self.weights.items() for n, w in own.items())
+        tensors = {name: weight.contiguous() for name, weight in named}
         losses = {task: [*map(round_digits, curve)] for task, curve in self.losses.items()}
         record = {"method": self.settings.name, "settings": self.settings.model_dump()}
         record |= {"seed": self.seed, "width": self.width, "tasks": self.tasks}
@@ -156,7 +154,8 @@ class Adapters:
         ends = [[task, f"{c[0]:.5f}", f"{c[-1]:.5f}"] for task, c in self.losses.items()]
         card = render_card(f"{self.settings.title} adapters", NOTE, {}, rows, front, losses=ends)
         with atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as hidden:
-            save_file(tensors, hidden / WEIGHTS, metadata={"format": "pt"})
+            # save_file would let only its owner read it
+            (hidden / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
             write_json(hidden / RECORD, record)
             write_card(hidden, card)
         return Path(folder)

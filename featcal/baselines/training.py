@@ -75,8 +75,7 @@ def public(kind: type[Baseline]) -> Callable[..., Adapters]:
             settings = settings.but(features="raw")
         return adapters_for(settings, module, experts, batches, **options)
 
-    shared: dict[str, tuple[Any, Any]] = {"head": (Head, None)}
-    shared["device"] = str | torch.device | None, None
+    shared: dict[str, Any] = {"head": (Head, None), "device": (str | torch.device | None, None)}
     if issubclass(kind, Training):
         shared |= {"seed": (int, 42), "progress": (Progress, None)}
     own = {name: (field.annotation, field.default) for name, field in kind.model_fields.items()}
@@ -155,9 +154,7 @@ def pairs_of_several(
 
 def as_module(model: Model, device: str | torch.device | None) -> nn.Module:
     """Return a module as it is; load a folder onto the device (for CLIP its vision tower)."""
-    if isinstance(model, nn.Module):
-        return model
-    return load_as_calibrated(model).to(device or "cpu")
+    return model if isinstance(model, nn.Module) else load_as_calibrated(model).to(device or "cpu")
 
 
 @dataclass(frozen=True)
@@ -186,9 +183,8 @@ def samples_of(task: str, batches: Batches) -> Any:
 
 def together(task: str, samples: Sequence[Batch]) -> Batch:
     """Return samples, each a batch of one, as one batch; shorter texts are padded at the end."""
-    batch = {}
+    batch = dict(samples[0])
     for name, first in samples[0].items():
-        batch[name] = first
         if not isinstance(first, Tensor):
             continue
         values = [sample[name] for sample in samples]
@@ -247,8 +243,7 @@ def train(
     """Train adapters of all tasks, one optimiser step per item of `steps`. Raises: Diverged.
 
     Every task has its own generators, Adam moments and loss: trained alone it gets the same
-    adapter.
-    `audit` receives the result of a training with that many steps.
+    adapter. `audit` receives the result of a training with that many steps.
     """
     steps = iter(steps)
     first = next(steps)

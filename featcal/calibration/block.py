@@ -8,7 +8,6 @@ from itertools import chain, islice
 from math import inf
 from operator import add, iadd
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -45,7 +44,7 @@ from featcal.core.ridge import (
     task_halves,
     task_system,
 )
-from featcal.errors import BadCapture
+from featcal.errors import BadBatches, BadCapture
 from featcal.models.batch import Batch, Batches, TaskBatches
 from featcal.models.blocks import step
 from featcal.models.modules import (
@@ -56,7 +55,7 @@ from featcal.models.modules import (
     solved_modules,
 )
 from featcal.models.plan import BlockPlan, Stack, blocks_of
-from featcal.models.streamed import ModelHandle, in_turn
+from featcal.models.streamed import ModelHandle, StreamedModel, in_turn
 from featcal.settings import Calibration
 
 # a task with fewer tokens in one expert of a mixture says too little to count like other tasks
@@ -99,7 +98,7 @@ def calibrate_block(
         for task, own in features.items() if spec.settings.order == "stale" else ():
             moved = (step(block, spec.stack, *before) for before in own.students[number])
             stale[number, task] = SpooledList(run.spool, moved)
-    expert_tokens: dict[str, dict[str, int]] = {}
+    token_counts: dict[str, dict[str, int]] = {}
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
     given = zip(students, next(iter(features.values())).students, by_site, strict=True)
@@ -117,8 +116,7 @@ def calibrate_block(
             # tasks come sorted by name, so that sums do not depend on the caller's order
             for task, teacher in in_turn(models.experts, path):
                 moments = observe(blocks, teacher, features[task], parts)
-                counts = next(iter(moments.values())).expert_tokens
-                expert_tokens.setdefault(task, {}).update(counts)
+                token_counts.setdefault(task, {}).update(next(iter(moments.values())).expert_tokens)
                 for which, sums in moments.items() if run.solve else ():
                     add_task_systems(systems[which], sums, teacher, parts[which].settings)
             if base is None and run.solve:
@@ -128,7 +126,9 @@ def calibrate_block(
                 conditioning[which] += solve_systems(*given)
     records = []
     for number, (block, spec) in enumerate(students):
-        models.round_to_stored_dtype(path, block)
+        if isinstance(models.student, StreamedModel):  # later blocks see it as it is written
+            for name, p in block.named_parameters():
+                p.copy_(p.to(models.student.stored[f"{path}.{name}"].dtype))
         results = {}
         for task, own in features.items():
             drift = None
@@ -138,7 +138,7 @@ def calibrate_block(
                 advance(block, spec.stack, own.students[number])
             if (number, task) in stale:
                 own.students[number] = stale[number, task]
-            results[task] = drift, own.tokens, expert_tokens[task]
+            results[task] = drift, own.tokens, token_counts[task]
         of_tasks = run.ranks.gathered(results).values()
         records.append(block_record(spec.name, of_tasks, conditioning[number]))
     return records
@@ -214,7 +214,10 @@ def solve_systems(
     systems, settings, solutions = ranks.summed(systems), spec.settings, {}
     rho = settings.anchor_blend
     for site in list(systems.sites):
-        A, a = anchors(student, base, site, rho)  # (o, d), (o,)
+        (W, b), (W_base, b_base) = (
+            side_by_side(block.get_submodule(name) for name in site) for block in (student, base)
+        )
+        A, a = anchor(W, W_base, rho), anchor(b, b_base, rho)  # (o, d), (o,)
         parts, affine = systems.sites.pop(site), affine_of(student, site, settings)
         ridge = settings.ridge
         if ridge == "auto":
@@ -246,14 +249,6 @@ def solve_systems(
     return [solution.conditioning for solution in solutions.values()]
 
 
-def anchors(student: nn.Module, base: nn.Module, site: Site, rho: float) -> tuple[Tensor, Tensor]:
-    """Return the anchors (o, d) and (o,) of a site's weight and bias (Eqs. 11 and 51)."""
-    (W, b), (W_base, b_base) = (
-        side_by_side(block.get_submodule(name) for name in site) for block in (student, base)
-    )
-    return anchor(W, W_base, rho), anchor(b, b_base, rho)
-
-
 def affine_of(block: nn.Module, site: Site, settings: Calibration) -> str:
     """Return how a site is solved: "separate" unless all its linears have a bias."""
     with_bias = all(isinstance(block.get_submodule(name).bias, Tensor) for name in site)
@@ -271,19 +266,20 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
     encoder: TaskFeatures = {}
     for source, stack in models.plan.in_order:
         features = features_by_task(models, handles, stack, streams, run.spool, source, encoder)
+        single = [task for task, own in features.items() if own.samples < 2]
+        if single and any(student.settings.ridge == "auto" for student in students):
+            raise BadBatches(single[0], 'has one sample; give two or more for ridge="auto"')
         if not students[0].blocks:  # by now all batches have been read
             digests = {task: str(stream.digest) for task, stream in streams.items()}
             for student in students:
                 if student.folder:
-                    given = digests, student.settings, run.block_drift
-                    prints = run.ranks.gathered({min(streams): fingerprint(models, *given)})
-                    student.folder.resume(prints, run.resume)
+                    own = fingerprint(models, digests, student.settings, run.block_drift)
+                    student.folder.resume(run.ranks.gathered({min(streams): own}), run.resume)
             run.ranks.together()  # no rank reads a block before those of another run are removed
         start = time.perf_counter()
         for path, blocks in student_blocks(models, students, stack, source):
             name = blocks[0][1].name
-            kept = [student.folder.solved(name) for student in students if student.folder]
-            solved = [one for one in kept if one]
+            solved = [one for s in students if s.folder and (one := s.folder.solved(name))]
             if resumed := len(solved) == len(students):
                 replay_block(models, path, blocks, features, [one for one, _ in solved])
                 records = [record for _, record in solved]
@@ -319,7 +315,7 @@ class BatchStream:
             return
         for batch in self._batches:
             if isinstance(batch, Mapping):
-                self.digest.add(*batch, *filter(torch.is_tensor, tree_leaves(dict(batch))))
+                self.digest.add(*batch, *tree_leaves(dict(batch)))
             if self._kept is not None:
                 self._kept.append(batch)
             yield batch
@@ -329,7 +325,6 @@ def student_blocks(
     models: Models, students: Sequence[Student], stack: Stack, source: Stack | None
 ) -> Iterator[tuple[str, list[StudentBlock]]]:
     """Yield each block's path with every student's block and its specification."""
-    rule = models.plan.rule(stack)
     count = len(blocks_of(models.student.module, stack))
     for index in range(count):
         path = f"{stack.blocks}.{index}"
@@ -338,7 +333,7 @@ def student_blocks(
             for student in students:
                 block, settings = opened.enter_context(student.handle.block(path)), student.settings
                 modules = map(tuple, solved_modules(block, settings.norm, settings.modules))
-                where = rule, index + 1 == count, source.feeds if source else ""
+                where = models.plan.rule(stack), index + 1 == count, source.feeds if source else ""
                 spec = BlockSpec(stack.block_name(index), stack, *modules, *where, settings)
                 pairs.append((block, spec))
             yield path, pairs

@@ -20,8 +20,8 @@ from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_
 from featcal.card import BlockRecord, Result, calibration_card
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, BadCapture, BadSetting
-from featcal.files import claimed
+from featcal.errors import BadBatches, BadCapture, BadSetting, SingularGram
+from featcal.files import claimed, require_apart
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated, require_replaceable
 from featcal.models.modules import check_blocks, packed_experts
@@ -95,15 +95,20 @@ def calibrate(
     ranks = current()
     given = Path(work or tempfile.gettempdir())
     scratch = given if out is None else scratch_folder(Path(out), given if work else None)
+    made = work and (not given.is_dir() or (given.name and any(given.iterdir())))  # by a run
     with ranks.fail_together(), ExitStack() as opened:
         check_tasks(experts, batches)
-        check_arguments(experts, settings, labels or {}, host_memory)
+        check_arguments(settings, labels or {}, host_memory)
+        choose.check_labels(labels or {}, experts)
         if out is not None:
+            require_apart("out", out, (merged, base, *experts.values()))
             require_replaceable(Path(out))
-            require(not given.is_file(), "work", str(given), "names a file; name a folder")
+            fits = not given.is_file() and given.resolve() != Path(out).resolve()
+            require(fits, "work", str(given), "must be another folder than out, and no file")
             for path in filter(None, (out, work)) if ranks.first else ():
                 opened.enter_context(claimed(path))
         own = {task: experts[task] for task in ranks.mine(experts)}
+        opened.enter_context(exact_products())
         models = open_models(
             merged, base, own, plan, settings, whole=out is None, device=device, dtype=dtype
         )
@@ -111,7 +116,6 @@ def calibrate(
             own_rule = (replace(one, token_rule=token_weights) for one in models.plan.stacks)
             models = replace(models, plan=BlockPlan(*own_rule))
         opened.enter_context(models.evaluated())
-        opened.enter_context(exact_products())
         folder = None if out is None else opened.enter_context(RunFolder(scratch, ranks.first))
         spool = opened.enter_context(Spool(*budgets(models.device, host_memory), scratch))
 
@@ -139,9 +143,8 @@ def calibrate(
             else:
                 few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
                 if labels:  # those of another width are refused before it computes for long
-                    own_unseen = {t: p for t, p in unseen.items() if t in labels}
-                    handles = {choose.MERGED: models.merged}
-                    choose.divergences(models, handles, own_unseen, few, labels)
+                    named = {t: p for t, p in unseen.items() if t in labels}
+                    choose.divergences(models, {choose.MERGED: models.merged}, named, few, labels)
                 choice, before_kl = best_candidate(run, folder, few, unseen, labels)
                 batches = {**batches, **many}
             student.settings = choice.settings or models.settings
@@ -173,7 +176,7 @@ def calibrate(
             solved = folder.solved_values(models.plan) if used else lambda _: None
             write_calibrated(models.student, models.base, solved, Path(out), result, card)
     folder.remove()
-    if work and ranks.first and not any(given.iterdir()):
+    if made and ranks.first and not any(given.iterdir()):
         given.rmdir()
     return replace(result, model=None, folder=Path(out))
 
@@ -189,17 +192,25 @@ def best_candidate(
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
     with ExitStack() as opened:
         students = {}
-        for number, (name, settings) in enumerate(choose.CANDIDATES.items()):
+        for number, (name, how) in enumerate(choose.CANDIDATES.items()):
             own = folder and RunFolder(folder.path / f"candidate-{number}", ranks.first)
             if own:
                 opened.enter_context(own)
-            settings = settings.but(norm=models.settings.norm)
-            students[name] = Student(models.student_copy(), settings, own)
+            students[name] = Student(models.student_copy(), how.but(norm=models.settings.norm), own)
         # experts of a mixture see the tokens that one student routes to them
         mixture = bool(packed_experts(models.student.module))
-        groups = [[one] for one in students.values()] if mixture else [list(students.values())]
-        for group in groups:
-            sweep_solvable(run, group, few)
+        groups = [[name] for name in students] if mixture else [list(students)]
+        while groups:
+            names = groups.pop(0)
+            try:
+                sweep_solvable(run, [students[name] for name in names], few)
+            except SingularGram:  # one overflows: without it, each of the others is swept alone
+                if ranks.world > 1:  # other processes wait for the solution
+                    raise
+                for name, one in [(name, students.pop(name)) for name in names]:
+                    if len(names) > 1:
+                        students[name] = replace(one, handle=models.student_copy(), blocks=[])
+                        groups.append([name])
         handles = {name: calibrated_handle(models, one) for name, one in students.items()}
         handles = {choose.MERGED: models.merged} | handles
         by_task = ranks.gathered(choose.divergences(models, handles, unseen, few, labels))
@@ -246,7 +257,7 @@ def check(
         merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype
     )
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
-    with models.evaluated(), exact_products(), spool:
+    with exact_products(), models.evaluated(), spool:
         samples = {}
         for task, expert in models.experts.items():
             head = next(iter(batches[task]), None)
@@ -259,17 +270,13 @@ def check(
 
 
 def check_arguments(
-    experts: Mapping[str, Model],
-    settings: choose.CalibrationOrAuto,
-    labels: Mapping[str, Tensor],
-    host_memory: int | None,
+    settings: choose.CalibrationOrAuto, labels: Mapping[str, Tensor], host_memory: int | None
 ) -> None:
-    """Raise BadSetting or UnknownKey for arguments of `calibrate` that cannot be used."""
+    """Raise BadSetting for arguments of `calibrate` that cannot be used."""
     given, expected = type(settings).__name__, 'must be "auto" or a featcal.Calibration'
     require(isinstance(settings, Calibration) or settings == "auto", "settings", given, expected)
     expected = "is for the choice of settings; leave labels or settings out"
     require(settings == "auto" or not labels, "labels", ", ".join(labels), expected)
-    choose.check_labels(labels, experts)
     expected = "must be a number of bytes, at least 0"
     require(host_memory is None or host_memory >= 0, "host_memory", host_memory, expected)
 

@@ -16,7 +16,7 @@ one for every token.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, Literal
 
 import torch
@@ -28,11 +28,12 @@ from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.moments import token_weights
 from featcal.core.precision import SUM_DTYPE, wide
-from featcal.errors import BadBatches, BadFile, BadSetting, NotFinite, UnknownKey
+from featcal.errors import BadBatches, BadFile, NotFinite, UnknownKey
 from featcal.models.batch import (
     Batch,
     Batches,
     TaskBatches,
+    changes_logits,
     check_batch,
     naming,
     output_embeddings,
@@ -93,9 +94,8 @@ class Part:
             part = some_samples(batch, rows)
             fits = sample_count(pending) + sample_count(part) <= count
             if fits and None not in shapes(part) and shapes(pending) == shapes(part):
-                pending = {name: torch.cat([pending[name], part[name]]) for name in part}
-                continue
-            if pending:
+                part = {name: torch.cat([pending[name], part[name]]) for name in part}
+            elif pending:
                 yield pending
             pending = part
         if pending:
@@ -130,9 +130,7 @@ def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
     return few, ~held_out | few.equal(~held_out), held_out
 
 
-def split(
-    batches: TaskBatches, models: Models, spool: Spool
-) -> dict[str, tuple[Part, Part, Part]] | None:
+def split(batches: TaskBatches, models: Models, spool: Spool) -> dict[str, tuple[Part, ...]] | None:
     """Return each task's parts, or None if one has too few. Iterators are read into the spool."""
     parts = {}
     for task, expert in models.experts.items():
@@ -143,8 +141,7 @@ def split(
         if (n := sum(map(sample_count, own))) == 0:
             raise BadBatches(task, NO_SAMPLES)
         if n >= FEWEST:
-            few, last, held_out = (Part(own, mask) for mask in parts_of(n))
-            parts[task] = few, last, held_out
+            parts[task] = tuple(Part(own, mask) for mask in parts_of(n))
     return parts if parts.keys() == models.experts.keys() else None
 
 
@@ -193,7 +190,9 @@ def divergences(
                 both = torch.cat(features[name]), torch.cat(features[task])
                 kl[name] = relational_divergence(*both, classes).tolist()
             if not torch.tensor(kl[name]).isfinite().all():
-                raise NotFinite(f"model {name}, task {task}", "its answers")
+                if name == MERGED:
+                    raise NotFinite(f"merged model or expert, task {task}", "its answers")
+                kl[name] = [inf]
         by_task[task] = kl
     return by_task
 
@@ -212,9 +211,9 @@ def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = Non
 
     f (n, d), f_exp (n or more, d).   Raises: BadSetting for classes of another width.
     """
-    if classes is not None and classes.shape[1] != f.shape[1]:
-        expected = f"must be rows of the features' width {f.shape[1]}"
-        raise BadSetting("labels", f"rows of {classes.shape[1]}", expected)
+    width = f.shape[1] if classes is None else classes.shape[1]
+    expected = f"must be rows of the features' width {f.shape[1]}"
+    require(width == f.shape[1], "labels", f"rows of {width}", expected)
     unit, expert = (normalize(x.to(SUM_DTYPE), dim=1) for x in (f, f_exp))
     others = ~torch.eye(len(unit), len(expert), dtype=torch.bool, device=unit.device)
 
@@ -233,11 +232,11 @@ def choose(
     by_task: Mapping[str, Mapping[str, Sequence[float]]], settings: Mapping[str, Calibration]
 ) -> Choice:
     """Choose the model of least mean divergence among those that are worse than the merged one on
-    no task by more than two paired standard errors.
+    no task by more than two paired standard errors; one with infinite answers is left out.
     """
     divergence: dict[str, dict[str, float]] = {}
-    allowed = []
-    for name in next(iter(by_task.values())):
+    allowed, tasks = [], by_task.values()
+    for name in (n for n in next(iter(tasks)) if all(sum(own[n]) < inf for own in tasks)):
         worse = False
         for task, own in by_task.items():
             values = torch.tensor(own[name], dtype=SUM_DTYPE)
@@ -257,14 +256,12 @@ def choose(
 def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
     """Return the choice, or the merged model if the last calibration fails the same test."""
     last = choose(by_task, {FINAL: choice.settings or Calibration()})
-    divergence = {**choice.divergence, FINAL: last.divergence[FINAL]}
+    divergence = {**choice.divergence, **{n: d for n, d in last.divergence.items() if n == FINAL}}
     return replace(last if last.chosen == MERGED else choice, divergence=divergence)
 
 
 @contextmanager
-def last_outputs(
-    model: nn.Module, plan: BlockPlan, stop: bool = False
-) -> Iterator[dict[str, Tensor]]:
+def last_outputs(model: nn.Module, plan: BlockPlan, stop: bool) -> Iterator[dict[str, Tensor]]:
     """Capture the output (batch, tokens, d) of each stack's last block, then `stop` the forward."""
     outputs: dict[str, Tensor] = {}
     names = {f"{s.blocks}.{len(blocks_of(model, s)) - 1}": s.name for s in plan.stacks}
@@ -342,6 +339,8 @@ def answers(
     sentences: how an encoder's folder makes a vector of a text.   bare: run the blocks only.
     """
     plan, head = plan_for(model, plan), None if bare else output_embeddings(model)
+    if head is not None and changes_logits(model):
+        head = None  # take the logits that the model returns, which need more memory
     stack, scores, pooled, output = plan.stacks[-1], None, None, None
     with last_outputs(model, plan, stop=bare) as outputs:
         if head is not None:

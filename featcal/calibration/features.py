@@ -74,12 +74,6 @@ class Models:
         paths, how = [stack.blocks for stack in self.plan.stacks], (self.dtype, self.device)
         return StreamedModel(self.student.folder, paths, *how, override=override)
 
-    def round_to_stored_dtype(self, path: str, block: nn.Module) -> None:
-        """Round a streamed student's block as it is written, so that later blocks see the same."""
-        if isinstance(self.student, StreamedModel):
-            for name, p in block.named_parameters():
-                p.copy_(p.to(self.student.stored[f"{path}.{name}"].dtype))
-
     @contextmanager
     def evaluated(self) -> Iterator[None]:
         """Put all models into evaluation mode without gradients; the student stays in it."""
@@ -137,8 +131,7 @@ def open_models(
         return streamed(model, kind if own is not kind and same_tower(own, kind) else None)
 
     others = [opened(model) for model in (base, *experts.values())]
-    given = {"merged": merged, "base": base}
-    given |= {f"expert {task!r}": expert for task, expert in experts.items()}
+    given = {"merged": merged, "base": base} | {f"expert {t!r}": e for t, e in experts.items()}
     labels = [n if isinstance(m, nn.Module) else f"{n} ({m})" for n, m in given.items()]
     handles = dict(zip(labels, (student, *others), strict=True))
     # outside of blocks the number of rows (of a vocabulary, of a head's classes) may differ
@@ -150,15 +143,14 @@ def open_models(
         if whole_model and handle.ignored:
             listed = ", ".join([*handle.ignored[:4], *["..."][: len(handle.ignored) - 4]])
             LOG.warning(f"{name}: {kind.__name__} has no {listed}: not used")
-    auto = settings == "auto"
-    used = Calibration() if auto else settings
+    used = Calibration() if settings == "auto" else settings
     for stack in plan.stacks if used.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
             kinds = map(block.get_submodule, solved_modules(block)[1])
             if other := next((one for one in kinds if not is_solvable_norm(one)), None):
                 kind = type(other).__name__
                 expected = f"must be off for models with {kind}, neither LayerNorm nor RMSNorm"
-                require(auto, "calibrate.norm", True, expected)
+                require(settings == "auto", "calibrate.norm", True, expected)
                 used = used.but(norm=False)
     check_blocks(student.module, plan, used.norm, used.modules)
     own = dict(zip(experts, others[1:], strict=True))
@@ -218,6 +210,7 @@ class StudentTeacherFeatures:
     masks: list[Tensor | None] = field(default_factory=list)  # (batch, tokens), 0 at padding
     encoder_masks: list[Tensor | None] = field(default_factory=list)  # of the stack that feeds it
     tokens: int = 0  # without padding
+    samples: int = 0
 
     @property
     def tracks(self) -> list[SpooledList]:
@@ -253,6 +246,7 @@ def first_features(
         features.masks.append(mask)
         features.encoder_masks.append(encoder.masks[number] if encoder else None)
         features.tokens += hidden.shape[:-1].numel() if mask is None else int(mask.sum())
+        features.samples += len(hidden)
     for track in encoder.tracks if encoder else ():
         track.clear()
     if features.tokens == 0:
@@ -260,12 +254,10 @@ def first_features(
     return features
 
 
-def running(
-    models: Models, students: Sequence[ModelHandle]
-) -> Iterator[tuple[str, list[nn.Module]]]:
-    """Yield every task with the students and its expert, which can run until the next task."""
+def running(models: Models, own: Sequence[ModelHandle]) -> Iterator[tuple[str, list[nn.Module]]]:
+    """Yield every task with its students and expert, which can run until the next task."""
     with ExitStack() as opened:
-        ours = [opened.enter_context(student.running()) for student in students]
+        ours = [opened.enter_context(student.running()) for student in own]
         for task, expert in models.experts.items():
             with expert.running() as teacher:
                 yield task, [*ours, teacher]

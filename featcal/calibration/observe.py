@@ -149,9 +149,7 @@ def add_batch(
     before: int,
 ) -> None:
     """Add one batch to one student's moments; sample i, from `before` on, is in half i % 2."""
-    (hidden, mask), _ = tokens
-    x_cal = captured[0]
-    expert_rows = routed(student)
+    (hidden, mask), x_cal, expert_rows = tokens[0], captured[0], routed(student)
     whole = partial(row_weights, spec, tokens, expert_rows)
     parts = [whole]
     if spec.settings.ridge == "auto":
@@ -264,17 +262,14 @@ def row_weights(
     w = w if x.dtype == torch.float64 else w.float()  # (batch, tokens)
     if expert := expert_of(name, expert_rows):
         return w.flatten()[expert_rows[expert]]
-    if x.shape[:-1] == (batch, count):
-        return w
-    if x.shape[:-1] == (batch * count,):
-        return w.flatten()
+    if x.shape[:-1] in ((batch, count), (batch * count,)):
+        return w.reshape(x.shape[:-1])
     if x.dim() == 4 and x.shape[0] == batch and count in x.shape[1:3]:
         # (batch, tokens, heads, d) or (batch, heads, tokens, d); with as many heads as tokens, the
         # axis of tokens is the one with the larger stride
         axis = max((axis for axis in (1, 2) if x.shape[axis] == count), key=x.stride)
         return w.unsqueeze(3 - axis).expand(x.shape[:-1])
-    expected = f"({batch} sequences, {count} tokens, features)"
-    problem = f"its input has shape {tuple(x.shape)} instead of {expected}"
+    problem = f"its input has shape {tuple(x.shape)} instead of ({batch}, {count} tokens, features)"
     raise BadCapture([f"{spec.name}.{name}"], problem)
 
 
@@ -296,12 +291,8 @@ def shared_sites(
 
 def same_memory(x: Tensor, y: Tensor) -> bool:
     """Return whether two live tensors are the same view of the same memory; also on meta."""
-    return (
-        x.shape == y.shape
-        and x.stride() == y.stride()
-        and x.storage_offset() == y.storage_offset()
-        and x.untyped_storage()._cdata == y.untyped_storage()._cdata
-    )
+    a, b = ((t.shape, t.stride(), t.storage_offset(), t.untyped_storage()._cdata) for t in (x, y))
+    return a == b
 
 
 def block_parts(
@@ -340,8 +331,7 @@ def block_parts(
 
 def solved_parameters(block: nn.Module, spec: BlockSpec) -> dict[str, nn.Parameter]:
     """Return the parameters of the solved modules by name, a mixture's packed experts included."""
-    linears, packed = spec.linears, unpacked_experts(block)
-    owners = {path for path in packed if any(name.startswith(f"{path}.") for name in linears)}
-    owners |= {*linears, *spec.norms}
+    owners, packed = {*spec.linears, *spec.norms}, unpacked_experts(block)
+    owners |= {path for path in packed if any(n.startswith(f"{path}.") for n in spec.linears)}
     named = block.named_parameters(remove_duplicate=False)
     return {name: p for name, p in named if name.rpartition(".")[0] in owners}

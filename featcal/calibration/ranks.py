@@ -64,8 +64,7 @@ class Ranks:
                 for name, sums in vars(system).items():
                     setattr(system, name, self.transfer(dist.reduce, sums, owner))
         for _, norms in sorted(systems.norms.items()):
-            for index, norm in enumerate(norms):
-                norms[index] = self.transfer(dist.all_reduce, norm)
+            norms[:] = [self.transfer(dist.all_reduce, norm) for norm in norms]
         return systems
 
     def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
@@ -81,8 +80,7 @@ class Ranks:
             if owner == self.rank:
                 W, b = solutions[site].weight, solutions[site].bias  # (o, d), (o,)
             else:
-                W = torch.empty((o, d), dtype=SUM_DTYPE, device=self.device)
-                b = torch.empty(o, dtype=SUM_DTYPE, device=self.device)
+                W, b = (torch.empty(s, dtype=SUM_DTYPE, device=self.device) for s in ((o, d), (o,)))
             W, b = (self.transfer(dist.broadcast, tensor, owner) for tensor in (W, b))
             everywhere[site] = Solution(W, b, conditioning)
         return everywhere
@@ -90,8 +88,7 @@ class Ranks:
     def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
         """Return the records of all tasks, sorted by name; they hold no tensors."""
         everyone = self.all_gather_checked(dict(records))
-        by_task = {task: own for theirs in everyone for task, own in theirs.items()}
-        return {task: by_task[task] for task in sorted(by_task)}
+        return dict(sorted(item for theirs in everyone for item in theirs.items()))
 
     def together(self) -> None:
         """Wait for every process, and raise if one failed."""

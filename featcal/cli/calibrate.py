@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -104,20 +104,26 @@ class Calibrating(Request):
 def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | None":
     """Calibrate and write the folder with card and record; None unless in the first process."""
     import featcal
+    from featcal.calibration.choose import CANDIDATES
     from featcal.calibration.ranks import current, own_device
     from featcal.calibration.scratch import scratch_folder
     from featcal.models.load import torch_device
+    from featcal.models.modules import packed_experts
     from featcal.models.plan import blocks_of
 
     inputs, keys = request.inputs, request.keys
     note_differences(inputs)
     blocks = sum(len(blocks_of(request.student, stack)) for stack in request.plan.stacks)
-    sweeps = 2 if request.settings == "auto" else 1  # once for the candidates
+    sweeps = len(CANDIDATES) if packed_experts(request.student) else 1  # of the candidates
+    sweeps = 1 + sweeps * (request.settings == "auto")
     mine = current().mine(inputs.experts)  # each process reads the batches of its own tasks only
     used = {task: draws[task] for task in mine}
     device = own_device(torch_device(request.device))
     if device.type == "cpu":
         return_large_blocks()
+    how: Any = {"plan": request.plan, "device": device, "dtype": request.draw.dtype}
+    how |= {"host_memory": keys.host_memory, "work": keys.work, "resume": keys.resume}
+    how |= {"base": inputs.base, "settings": request.settings, "out": request.out}
     with (
         whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts,
         progress_bar(sweeps * blocks, "calibrating") as progress,
@@ -125,30 +131,23 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
         try:
             result = featcal.calibrate(
                 inputs.merged,
-                base=inputs.base,
                 experts=experts,
                 batches=dict.fromkeys(inputs.experts, ()) | request.batches(used),
-                settings=request.settings,
                 labels=request.labels({task: experts[task] for task in mine}),
-                out=request.out,
-                plan=request.plan,
-                device=device,
-                dtype=request.draw.dtype,
-                host_memory=keys.host_memory,
-                work=keys.work,
-                resume=keys.resume,
                 progress=progress,
+                **how,
             )
         except KeyboardInterrupt:
             note("the same command continues after the last finished block")
             raise
     if not current().first:
         return None
-    rewrite_card(request, draws, result)
+    counts = {task: draw.samples for task, draw in sorted(draws.items())}
+    rewrite_card(request, counts, result)
     models = card.models_record(inputs.base, inputs.experts, request.out)
-    drawn = {"seed": request.draw.seed, "split": request.draw.split}
-    counts = {task: draws[task].samples for task in sorted(draws)}
-    record = {**card.read_record(request.out), **models, **drawn, "samples": counts}
+    drawn = {"seed": request.draw.seed, "split": request.draw.split, "samples": counts}
+    drawn["rows"] = {task: request.counts[task] for task in counts}  # of which these are drawn
+    record = {**card.read_record(request.out), **models, **drawn}
     write_json(request.out / card.RECORD, dict(sorted(record.items())))
     return result
 
@@ -177,10 +176,8 @@ def note_differences(inputs: Inputs) -> None:
             note(f"{name}: a {own.__name__}; {ours}")
     folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
     if listed := differing_vocabularies(folders):
-        rest = "the merged model's embeddings stay"
-        note(
-            f"vocabulary sizes: {listed}; samples are tokenised with the base's vocabulary; {rest}"
-        )
+        rest = "samples are tokenised with the base's vocabulary"
+        note(f"vocabulary sizes: {listed}; {rest}; the merged model's embeddings stay")
 
 
 def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") -> None:
@@ -195,16 +192,10 @@ def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") ->
     whole = {n: f for n, f in inputs.experts.items() if n not in inputs.adapter_bases}
     experts = whole or {"merged": inputs.merged}
     request.labels(whole)
-    check(
-        inputs.merged,
-        base=inputs.base,
-        experts=experts,
-        batches={n: batches.get(n, next(iter(batches.values()))) for n in experts},
-        settings=request.settings,
-        plan=request.plan,
-        device=request.device,
-        dtype=request.draw.dtype,
-    )
+    own = {n: batches.get(n, next(iter(batches.values()))) for n in experts}
+    how: Any = {"plan": request.plan, "device": request.device, "dtype": request.draw.dtype}
+    how |= {"base": inputs.base, "experts": experts, "settings": request.settings}
+    check(inputs.merged, batches=own, **how)
 
 
 def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: bool) -> None:
@@ -248,9 +239,8 @@ def return_large_blocks() -> None:
         mallopt(MMAP_THRESHOLD, 2 << 20)
 
 
-def rewrite_card(request: Calibrating, draws: "Mapping[str, Draw]", result: card.Result) -> None:
+def rewrite_card(request: Calibrating, counts: Mapping[str, int], result: card.Result) -> None:
     """Replace the card of a written folder by one that also names the source of the samples."""
-    counts = {task: draw.samples for task, draw in sorted(draws.items())}
     same = len(set(counts.values())) == 1
     listed = ", ".join(f"{task} {count}" for task, count in counts.items())
     rows: dict[str, object] = {

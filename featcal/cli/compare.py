@@ -66,7 +66,8 @@ def compare(
     """
     (keys,) = options.read_set(setting, "compare", *SETTINGS)
     models, inputs = read_compared(model, base, expert, data, keys.recipe)
-    used = [record for folder in models.values() if "samples" in (record := read_record(folder))]
+    records = [read_record(folder) for folder in models.values()]
+    used = [record for record in records if "samples" in record]
     seeds = [record["seed"] for record in used if record.get("split") == keys.split]
     draw = keys.draw(MOST, next(iter(seeds), 42) if seed is None else seed, dtype, column)
     same = [one for one in used if (one.get("seed"), one.get("split")) == (draw.seed, draw.split)]
@@ -80,8 +81,14 @@ def compare(
     if skip is None and any(own.skip for own in draws.values()):
         listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())
         note(f"left out, because calibration used them: the first samples of {listed}")
-    elif skip is None and len(same) < sum(one.get("split") == draw.split for one in used):
-        note("calibration drew with another seed, so some of these samples may be its own")
+    grown = (one.get("rows", {}).get(t, n) != n for one in same for t, n in request.counts.items())
+    reasons = {
+        "drew with another seed": len(same) < len(seeds),
+        "had another number of rows": any(grown),
+        "did not record its samples": any(r.get("blocks") and "samples" not in r for r in records),
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds and skip is None):
+        note(f"calibration {reason}, so some of these samples may be its own")
     agreements = agreements_of(models, request, draws)
     if as_json:
         say_json({"agreement": [asdict(one) for one in agreements]})
@@ -89,8 +96,7 @@ def compare(
         show_agreements(agreements)
     if card:
         for name, folder in models.items():
-            own_rows = [one for one in agreements if one.model == name]
-            add_agreements(folder, inputs, keys.split, own_rows)
+            add_agreements(folder, inputs, keys.split, (a for a in agreements if a.model == name))
 
 
 def agreements_of(

@@ -29,7 +29,7 @@ def convert(
     as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:
-    """Convert a CLIP model between transformers and open_clip. A round trip is bit-exact."""
+    """Convert a CLIP model between transformers and open_clip, in float32 and without rounding."""
     new_folder(out, force, [source] if clip is None else [source, clip])
     require_space("--out", out, stored_bytes(source))
     from featcal.interchange.open_clip import CONFIG
@@ -79,4 +79,5 @@ def to_open_clip(source: Path, out: Path, clip: Path | None) -> None:
         if ours != theirs:
             raise TensorsDiffer("vision width", source, ours, clip, theirs)
         whole.vision_model, whole.config.vision_config = vision, vision.config
-    write_open_clip(whole, out, like=clip or source)
+    with atomic_folder(out) as folder:  # which replaces models of either form
+        write_open_clip(whole, folder, like=clip or source)

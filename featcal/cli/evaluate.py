@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from featcal.card import read_card
 from featcal.cli import inputs, options
 from featcal.cli.inputs import FOLDER
 from featcal.cli.output import add_to_card, note, say_json, table
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     Answers = Mapping[str, tuple[Tensor, int]]
 
 SETTINGS = (options.Sampling(batch=64, split="test"),)
-MODEL = "Model to evaluate."
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
 CLASS_MEANS = (
     "Vision model whose class means over the split train are the heads for images. "
@@ -46,7 +46,7 @@ featcal evaluate --model new --data reviews=reviews --classes reviews=bad,good -
 
 
 def evaluate(
-    model: Annotated[Path, Option(**FOLDER, help=MODEL)],
+    model: Annotated[Path, Option(**FOLDER, help="Model to evaluate.")],
     data: Annotated[list[str], Option(metavar="NAME=PATH", help=LABELLED)],
     clip: Annotated[Path | None, Option(**FOLDER, help=CLIP)] = None,
     class_means: Annotated[Path | None, Option(**FOLDER, help=CLASS_MEANS)] = None,
@@ -67,6 +67,8 @@ def evaluate(
     collect = inputs.AllAtOnce()
     collect(inputs.check_config, model)
     datasets = inputs.named_data(data, collect)
+    if card:
+        collect(read_card, model)
     collect.report()
     from featcal.data.texts import input_of
     from featcal.evaluation.accuracy import percent
@@ -77,6 +79,9 @@ def evaluate(
     if class_means is not None:
         expected = "stands alone, without --clip, --template and --classes"
         require(not (clip or prompts or classes), "--class-means", str(class_means), expected)
+        expected = "must be a folder with pictures of a split train, whose means are the heads"
+        for name, at in datasets.items():
+            require(at.has_splits, f"--data {name}", str(at.source), expected)
         for folder in (model, class_means):
             pictures = input_of(skeleton(folder)).kind == "pictures"
             require(pictures, "--class-means", str(folder), "is for models of images")
@@ -92,14 +97,13 @@ def evaluate(
         kind, unit = "zero-shot-image-classification", "images"
         whole, prompts = clip or recorded_clip(model), prompts or inputs.PROMPT
         answers = image_answers(model, whole, datasets, prompts, sampling, where, columns)
-    accuracy = {task: percent(right) for task, (right, _) in answers.items()}
-    average = sum(accuracy.values()) / len(accuracy)
     tasks, rows, results = {}, [], []
     for task, (right, known) in answers.items():
-        value = accuracy[task]
+        value = percent(right)
         tasks[task] = {"accuracy": value, unit: len(right)}
         rows.append([task, str(known or ""), str(len(right)), f"{value:.2f}"])
         results.append((task, "accuracy", "accuracy", round(value / 100, 4)))
+    average = sum(one["accuracy"] for one in tasks.values()) / len(tasks)
     if as_json:
         say_json({"model": str(model), "tasks": tasks, "average": average})
     else:
@@ -136,19 +140,15 @@ def image_answers(
     from featcal.models.stored import skeleton
 
     whole: Any = (load_as_calibrated if templates is None else load_clip)(base).to(device)
-    ours, theirs = (skeleton(folder).config.hidden_size for folder in (model, base))  # type: ignore[union-attr]
+    configs = (skeleton(folder).config for folder in (model, base))
+    ours, theirs = (getattr(getattr(c, "vision_config", c), "hidden_size", None) for c in configs)
     if ours != theirs:
         raise TensorsDiffer("vision width", model, ours, base, theirs)
     how: Any = {"columns": {column: key for key, column in columns.items()}}
-    preprocess = Preprocess.from_folder(base)
+    how["preprocess"] = Preprocess.from_folder(base)
 
     def read(split: str) -> dict[str, Any]:
-        return {
-            name: load_images(
-                at.source, split, preprocess, revision=at.revision, config=at.config, **how
-            )
-            for name, at in datasets.items()
-        }
+        return {n: load_images(split=split, **vars(at), **how) for n, at in datasets.items()}
 
     tasks, heads, projection = read(sampling.split), {}, None
     if templates is None:
@@ -157,7 +157,6 @@ def image_answers(
             same = images.classes == tasks[task].classes
             require(same, f"{task}: classes", ", ".join(tasks[task].classes), expected)
             heads[task] = accuracy.class_mean_head(whole, None, images, sampling.batch)
-        vision: Any = load_as_calibrated(model).to(device)
     else:
         tokenizer = load_tokenizer(base)
         expected = f"must hold only words that the tokenizer of {base} knows; use --template"
@@ -167,7 +166,7 @@ def image_answers(
                 require(known, f"{task}: prompt", prompt, expected)
             heads[task] = accuracy.zero_shot_head(whole, tokenizer, images.classes, templates)
         projection = whole.visual_projection.weight.detach()
-        vision = load_vision(model).to(device)
+    vision: Any = (load_as_calibrated if templates is None else load_vision)(model).to(device)
     pool = accuracy.evaluate_pool({"model": vision}, tasks, heads, projection, sampling.batch)
     return {name: (right, len(tasks[name].classes)) for name, right in pool["model"].items()}
 
@@ -197,7 +196,8 @@ def text_answers(
     require(way != "head" or not templates, "--template", templates, expected)
     mean = ", the mean over its tokens" if way == "vectors" and not sentences.given else ""
     note(f"{folder}: {WAYS[way]}{mean}")
-    asked, answers = TextModel(model, reader, sampling.batch, sentences), {}
+    size, answers = 1 if reader.takes.alone else sampling.batch, {}
+    asked = TextModel(model, reader, size, sentences)
     for task, dataset in datasets.items():
         labelled = load_labelled(dataset, sampling.split, names.get(task), columns)
         if way != "head" and labelled.classes == [*map(str, range(len(labelled.classes)))]:

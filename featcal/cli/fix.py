@@ -100,7 +100,7 @@ def fix(
 
 
 def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
-    """Return the row of one expert: better or worse beyond two standard errors, else same."""
+    """Return an expert's means over samples: better or worse beyond two standard errors, or same."""
     measures = [one for one in ("relations", "kl") if getattr(after, one) is not None]
     field = measures[-1] if measures else "relative_drift"
     change, word = after.than_first[field], "same"
@@ -108,8 +108,8 @@ def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
         word = "better" if change.mean < 0 else "worse"
     return {
         "expert": after.expert,
-        BEFORE: float(f"{getattr(before, field):.4g}"),
-        AFTER: float(f"{getattr(after, field):.4g}"),
+        BEFORE: float(f"{before.by_sample[field]:.4g}"),
+        AFTER: float(f"{after.by_sample[field]:.4g}"),
         "error": float(f"{change.error:.2g}"),
         "verdict": word,
         "samples": after.samples,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PROMPT = ["a photo of a {}."]
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
+CONFIGURATION += ["*.spm", "bpe.codes"]  # tokenizers of Marian and XLM
 HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
@@ -83,8 +84,7 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
     near: another folder to search, before the current.   weights: False for configuration alone.
     """
     folder = Path(os.path.expanduser(given))  # no shell does; Path.expanduser raises for ~nobody
-    expected = "names a file; give the folder that holds it"
-    require(not folder.is_file(), named_by, str(folder), expected)
+    require(not folder.is_file(), named_by, str(folder), "names a file; give the folder of it")
     if near is not None and (near / folder).is_dir():
         folder = Path(os.path.relpath((near / folder).resolve()))
     if folder.is_dir():
@@ -92,8 +92,7 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
         require(any(folder.glob("*config.json")), named_by, str(folder), expected)
         return folder
     searched = f"searched {f'in {near} and ' if near else ''}in the current folder"
-    hub = HUB_MODEL.fullmatch(str(given))
-    if hub is None:
+    if (hub := HUB_MODEL.fullmatch(str(given))) is None:
         way_out = "check the path; a model of the hub is owner/name or owner/name@revision"
         raise MissingPath(folder, f"given with {named_by}; {searched}", way_out)
     from huggingface_hub import snapshot_download
@@ -101,9 +100,8 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
     from featcal.data.places import reaching
 
     files = CONFIGURATION + (["*.safetensors"] if weights else [])
-    name, revision = hub["name"], hub["revision"]
-    with reaching(name, revision, f"; given with {named_by}; {searched} before"):
-        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
+    with reaching(hub["name"], hub["revision"], f"; given with {named_by}; {searched} before"):
+        return Path(snapshot_download(hub["name"], revision=hub["revision"], allow_patterns=files))
 
 
 def folder_option(parameter: CallbackParam, given: Path | None) -> Path | None:
@@ -115,22 +113,19 @@ def folder_option(parameter: CallbackParam, given: Path | None) -> Path | None:
 FOLDER: dict[str, Any] = {"callback": folder_option, **options.MODEL}  # declares such an option
 
 
-def named_folders(option: str, pairs: Iterable[str], find: Callable[..., Any]) -> dict[str, Path]:
-    """Return `name=MODEL` arguments as folders that `find` finds."""
-    models = options.pairs_by_name(option, pairs, "NAME=MODEL")
-    folders = {name: find(option, model) for name, model in models.items()}
-    return {name: folder for name, folder in folders.items() if folder is not None}
+def named(option: str, pairs: Iterable[str], form: str, find: Callable[..., T]) -> dict[str, T]:
+    """Return `name=value` arguments as what `find` makes of them, without None."""
+    given = options.pairs_by_name(option, pairs, form).items()
+    return {name: one for name, value in given if (one := find(option, value)) is not None}
 
 
-def named_data(pairs: Iterable[str], collect: AllAtOnce) -> "dict[str, Location]":
+def named_data(pairs: Collection[str], collect: AllAtOnce) -> "dict[str, Location]":
     """Return the `--data` arguments: files, folders or datasets of the hub."""
-    paths = collect(options.pairs_by_name, "--data", pairs, "NAME=PATH") or {}
-    if not paths:
+    if not pairs:
         return {}
     from featcal.data.places import location_of
 
-    data = {name: collect(location_of, "--data", path) for name, path in paths.items()}
-    return {name: location for name, location in data.items() if location is not None}
+    return collect(named, "--data", pairs, "NAME=PATH", partial(collect, location_of)) or {}
 
 
 def read_inputs(
@@ -149,12 +144,11 @@ def read_inputs(
     find = partial(collect, partial(model_folder, weights=weights))
     folder = find(named_by, merged) if merged else None
     origin = find("--base", base) if base else None
-    experts = collect(named_folders, "--expert", expert or (), find) or {}
+    experts = collect(named, "--expert", expert or (), "NAME=MODEL", find) or {}
     datasets = named_data(data or (), collect)
     adapter_bases: dict[str, Path] = {}
-    names = None
-    if recipe or (folder and not (base and expert)):
-        names = collect(names_in, folder, recipe)
+    to_read = recipe or (folder and not (base and expert))
+    names = collect(names_in, folder, recipe) if to_read else None
     if names is not None:
         recorded = partial(find, str(names.file), near=names.file.parent)
         if origin is None and names.base:
@@ -177,9 +171,7 @@ def read_inputs(
     assert origin is not None
     from featcal.models.checkpoint import is_adapter
 
-    for name, path in experts.items():
-        if is_adapter(path):
-            adapter_bases.setdefault(name, origin)
+    adapter_bases = {n: origin for n, f in experts.items() if is_adapter(f)} | adapter_bases
     if names is not None:
         listed = ", ".join(f"{name}={path}" for name, path in experts.items())
         note(f"{names.file}: base {origin}; experts {listed}")
@@ -205,7 +197,7 @@ def read_compared(
     LoRA adapter of it, or vocabularies differ.
     """
     collect = AllAtOnce()
-    models = named_folders("--model", model, partial(collect, model_folder))
+    models = named("--model", model, "NAME=MODEL", partial(collect, model_folder))
     collect.report()
     first, *_ = models.values()
     recording = next(filter(records_models, models.values()), first)
@@ -213,9 +205,8 @@ def read_compared(
     for folder in models.values():
         check_config(folder)
     if inputs.base == recording:  # taken for the base, which is not known
-        experts = {f"expert {name!r}": folder for name, folder in inputs.experts.items()}
         reason = ", ".join(f"{name!r} is a LoRA adapter of it" for name in inputs.adapter_bases)
-        sizes = {f"model {n!r}": f for n, f in models.items()} | experts
+        sizes = {f"model {n!r}": f for n, f in models.items()} | inputs.configured
         if not reason and base is None and (listed := differing_vocabularies(sizes)):
             reason = f"vocabularies differ in size ({listed})"
         if reason:
@@ -319,10 +310,8 @@ class Request:
             whole = whole_clip([merged, base], "--base", str(base), expected)
             clip, tokenizer = load_clip(whole), load_tokenizer(whole)
             P = clip.visual_projection.weight.detach()  # (p, d)
-            return {
-                task: zero_shot_head(clip, tokenizer, names, PROMPT) @ P
-                for task, names in self.classes.items()
-            }
+            classes = self.classes.items()
+            return {t: zero_shot_head(clip, tokenizer, names, PROMPT) @ P for t, names in classes}
         expected = "is for encoders; this model has a head, whose answers are compared"
         require(way_of(self.student) == "vectors", "--classes", [*self.classes], expected)
         labels = {}
@@ -340,9 +329,8 @@ class Request:
 
         Raises: BadSetting if fewer than `fewest` are left, not counting those `spared`.
         """
-        count, out = self.counts[task], skip + spared
+        count, out, source = self.counts[task], skip + spared, str(self.inputs.data[task].source)
         expected = f"must hold more than the {out} samples that are left out; it has {count}"
-        source = str(self.inputs.data[task].source)
         require(count - out >= fewest, f"--data {task}", source, expected + way_out)
         return replace(self.draw, skip=skip, samples=min(most, count - out))
 

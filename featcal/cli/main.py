@@ -207,11 +207,9 @@ def mistake(error: Exception, arguments: Sequence[str]) -> str | None:
     if isinstance(error, MemoryError) or of_torch:
         reason = reason.split(" Of the allocated memory")[0].rstrip(".") or "no more memory"
         problem = f"not enough memory ({reason}); no half-written files are left"
-        ways_out = (
-            "use smaller batches (--set batch=8; for a stage, `batch` in the experiment), or",
-            "end other processes on that GPU (nvidia-smi lists them), or",
-            "compute on the CPU: --device cpu",
-        )
+        smaller = "use smaller batches (--set batch=8; for a stage, `batch` in the experiment), or"
+        others = "end other processes on that GPU (nvidia-smi lists them), or"
+        ways_out = smaller, others, "compute on the CPU: --device cpu"
         return str(FeatCalError(" ".join(["featcal", *arguments][:4]), problem, *ways_out))
     if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError):
         reason = (error.strerror or "cannot be used").lower()

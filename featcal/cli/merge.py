@@ -1,15 +1,17 @@
 """`featcal merge`: merge several experts by any method, with its settings as `--set NAME=VALUE`."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from featcal.cli import options, output
+from featcal.cli.calibrate import MOST
 from featcal.cli.inputs import read_inputs
 from featcal.cli.output import note, say, say_json
-from featcal.errors import UnknownKey
-from featcal.merging.registry import method_names, methods_table
+from featcal.errors import FeatCalError, UnknownKey
+from featcal.merging.registry import method_named, method_names, methods_table
 
 
 class MergeSampling(options.Sampling):
@@ -21,6 +23,8 @@ class MergeSampling(options.Sampling):
 SETTINGS = (MergeSampling(batch=16),)
 SCALE = "Scale of the task vectors. Default: the method's."
 DATA = "Samples of a task, if the method needs any. Repeatable."
+SAMPLES = "Samples per task (lot: 16 to 64). Default: 256, or all there are."
+SEED = "Random seed for drawing samples, and of a method that draws."
 HEAD = "Zero-shot heads (heads.safetensors), if the method needs them."
 SET = (
     "A setting of the method. Repeatable. With every method: batch=16 (samples per batch; for "
@@ -52,8 +56,8 @@ def merge(
     data: Annotated[list[str] | None, Option(metavar="NAME=PATH", help=DATA)] = None,
     column: options.Column = None,
     head: Annotated[Path | None, Option(help=HEAD)] = None,
-    samples: Annotated[int, Option(min=1, help="Samples per task (lot: 16 to 64).")] = 256,
-    seed: options.Seed = 42,
+    samples: Annotated[int | None, Option(min=1, help=SAMPLES)] = None,
+    seed: Annotated[int, Option(min=0, help=SEED)] = 42,
     device: options.Device = "auto",
     push_to_hub: options.Push = None,
     as_json: options.Json = False,
@@ -64,22 +68,35 @@ def merge(
     pairs = options.pairs_by_name("--set", own, "NAME=VALUE", "density=0.1")
     common = [f"{key}={pairs.pop(key)}" for key in MergeSampling.model_fields if key in pairs]
     (keys,) = options.read_set(common, "merge", *SETTINGS)
-    settings = {name: options.yaml_scalar(text) for name, text in pairs.items()}
     if method not in method_names():
         raise UnknownKey("METHOD", method, method_names())
     inputs = read_inputs(None, base, expert, data)
-    output.new_folder(out, force, inputs.folders)
+    output.new_folder(out, force, filter(None, (head, *inputs.folders)))
     output.require_space("--out", out, output.stored_bytes(inputs.base))
     output.require_hub(push_to_hub)
     from featcal.merging.merge import merge as merge_folders
 
-    batches = None
+    entry = method_named(method)
+    fields = entry.settings.model_fields
+    settings: dict[str, Any] = {"seed": seed} if "seed" in fields else {}
+    for name, text in pairs.items():
+        listed = "tuple" in str(name in fields and fields[name].annotation) and text[0] != "["
+        settings[name] = text.split(",") if listed else options.yaml_scalar(text)
+    typed = [o for o, v in (("--data", data), ("--samples", samples), ("--column", column)) if v]
+    typed += [f"--set {pair}" for pair in common if not pair.startswith("embeddings=")]
+    if typed and "batches" not in entry.needs:
+        problem = f"{method} uses no calibration data (--data)"
+        raise FeatCalError(", ".join(typed), problem, "leave it out")
+    batches: Any = {} if inputs.data else None
     if inputs.data:
-        from featcal.data.batches import drawn
+        from featcal.data.batches import drawn, samples_at
+        from featcal.data.texts import input_of
         from featcal.models.stored import skeleton
 
-        draw = keys.draw(samples, seed, column=column)
-        batches = drawn(skeleton(inputs.base), (inputs.base,), inputs.data, draw)
+        model, draw = skeleton(inputs.base), keys.draw(samples or MOST, seed, column=column)
+        for task, at in inputs.data.items():
+            count = samples or min(MOST, len(samples_at(at, input_of(model), draw)))
+            batches |= drawn(model, (inputs.base,), {task: at}, replace(draw, samples=count))
     given = {"batches": batches, "head": head, "embeddings": keys.embeddings, "device": device}
     merge_folders(method, inputs.base, inputs.experts, out=out, progress=note, **given, **settings)
     if as_json:

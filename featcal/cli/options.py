@@ -198,7 +198,7 @@ def classes_named(pairs: Iterable[str] | None, tasks: Iterable[str]) -> dict[str
     for task, names in given.items():
         require(task in tasks, "--classes", task, f"must name a task of --data: {', '.join(tasks)}")
         require("," in names, "--classes", names, "must name at least two classes, with commas")
-    return {task: names.split(",") for task, names in given.items()}
+    return {task: [*map(str.strip, names.split(","))] for task, names in given.items()}
 
 
 def columns_named(pairs: Iterable[str] | None) -> dict[str, str]:

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from featcal.errors import BadSetting, HubUnreachable, one_line
+from featcal.files import require_apart
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -129,16 +130,11 @@ def progress_bar(total: int, title: str) -> Iterator[Callable[[str], None]]:
         return
     from rich import progress as bars
 
-    columns = (
-        bars.TextColumn("{task.description}", markup=False),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
-        bars.TimeRemainingColumn(),
-    )
+    text = bars.TextColumn("{task.description}", markup=False)
+    count = bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
     # by default the estimate of the time left forgets steps of more than half a minute
     how: dict[str, Any] = {"transient": True, "speed_estimate_period": float("inf")}
-    with bars.Progress(*columns, console=progress, **how) as bar:
+    with bars.Progress(text, bars.BarColumn(), *count, console=progress, **how) as bar:
         task = bar.add_task(title, total=total)
         yield lambda text: bar.update(task, advance=1, description=text)
 
@@ -154,12 +150,7 @@ def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
     if out.is_symlink() and not out.exists():
         expected = f"is a link to {out.readlink()}, which does not exist; remove it"
         raise BadSetting(key, given, expected)
-    path = out.resolve()
-    for folder in (folder.resolve() for folder in inputs):
-        holds = path in (folder, *folder.parents)
-        require(not holds, key, given, "names, or holds, a folder that is read; name another one")
-        expected = f"lies inside {folder}, which is read; name another one"
-        require(folder not in path.parents, key, given, expected)
+    require_apart(key, out, inputs)
     if not out.exists():
         return require_writable(key, out)
     expected = "names something that exists; name a new folder, or replace it with --force"
@@ -215,12 +206,10 @@ def require_hub(name: str | None) -> None:
         expected = "must be owner/name: letters, digits, dots, dashes, underscores"
         raise BadSetting("--push-to-hub", name, expected) from None
     except (HTTPError, OSError) as error:  # OSError: also a machine without a token
-        raise HubUnreachable(
-            name,
-            f"the hub cannot be reached or does not know this user ({one_line(error)})",
-            "run `hf auth login` with a token that may write (or set HF_TOKEN), or",
-            "run again with network access and without HF_HUB_OFFLINE, or without the push",
-        ) from None
+        problem = f"the hub cannot be reached or does not know this user ({one_line(error)})"
+        login = "run `hf auth login` with a token that may write (or set HF_TOKEN), or"
+        again = "run again with network access and without HF_HUB_OFFLINE, or without the push"
+        raise HubUnreachable(name, problem, login, again) from None
 
 
 def push(folder: Path, name: str | None) -> None:
@@ -232,8 +221,9 @@ def push(folder: Path, name: str | None) -> None:
 
     try:
         url = HfApi().create_repo(name, exist_ok=True)
-        message = f"featcal: {folder.name}"
-        HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message=message)
+        old = ["model.safetensors*", "model-*-of-*.safetensors"]  # transformers might load these
+        how: Any = {"repo_id": url.repo_id, "delete_patterns": old}
+        HfApi().upload_folder(folder_path=folder, commit_message=f"featcal: {folder.name}", **how)
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
         problem = f"{folder} is complete, but the hub did not accept it ({one_line(error)})"
         way_out = f"upload it without computing it again: hf upload {name} {folder}"
@@ -262,6 +252,6 @@ def add_to_card(
         data = datasets[task]
         kind_of_data = str(data.source) if data.on_hub else task
         where = {"dataset_revision": data.revision, "dataset_config": data.config}
-        where |= {"dataset_split": split, "metric_name": name}
+        where |= {"dataset_split": split if data.has_splits else None, "metric_name": name}
         entries.append(EvalResult(kind, kind_of_data, task, metric, value, **where))
     add_results(folder, entries)

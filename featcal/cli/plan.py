@@ -11,7 +11,6 @@ from typer import Option
 from featcal.cli import options
 from featcal.cli.inputs import plan_with, read_inputs
 from featcal.cli.output import say, say_json, size_text, table
-from featcal.errors import BadSetting
 from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
@@ -72,9 +71,8 @@ def plan(
     model = skeleton(inputs.base)
     blocks = plan_with(model, keys.stack)
     check_tokens(model, keys.tokens)
-    folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
-    labels = {f"{role} ({folder})": folder for role, folder in folders.items()}
-    towers = {n: InMemoryModel(skeleton(f, like=type(model))) for n, f in labels.items()}
+    roles = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
+    towers = {f"{n} ({f})": InMemoryModel(skeleton(f, like=type(model))) for n, f in roles.items()}
     require_same_tensors(towers, [stack.blocks for stack in blocks.stacks])
     memory = device == "cuda", keys.device_memory, keys.host_memory
     job = Job(tasks, samples, min(keys.batch, samples), settings, *memory, keys.ranks)
@@ -93,10 +91,9 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
     if takes.kind == "pictures":
         return require(tokens is None, key, tokens, f"is for text models; {kind} reads images")
     expected = f"must be given for {kind}: --set tokens=N, the number of tokens per sample"
-    if tokens is None:
-        raise BadSetting(key, tokens, expected)
-    most = takes.positions or tokens
-    require(tokens <= most, key, tokens, f"must be at most {most}, the positions of {kind}")
+    require(tokens is not None, key, tokens, expected)
+    most = takes.positions or tokens or 0
+    require((tokens or 0) <= most, key, tokens, f"must be at most {most}, the positions of {kind}")
 
 
 def estimated(
@@ -124,13 +121,9 @@ def meta_batch(model: "nn.Module", size: int, tokens: int | None, padded: bool) 
         shape = (size, getattr(config, "num_channels", 3), height, width)
         dtype = next(model.parameters()).dtype
         return {"pixel_values": torch.empty(shape, dtype=dtype, device="meta")}
-    ids = torch.empty(size, tokens or 1, dtype=torch.long, device="meta")
-    batch = {"input_ids": ids}
-    if padded:
-        batch["attention_mask"] = ids.clone()
-    if getattr(config, "is_encoder_decoder", False):
-        batch["decoder_input_ids"] = ids.clone()
-    return batch
+    pair = bool(getattr(config, "is_encoder_decoder", False))
+    names = ["input_ids"] + ["attention_mask"] * padded + ["decoder_input_ids"] * pair
+    return {n: torch.empty(size, tokens or 1, dtype=torch.long, device="meta") for n in names}
 
 
 def needs_as_mapping(needs: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:

@@ -34,12 +34,16 @@ def exact_products() -> Iterator[None]:
     """Compute matrix products and convolutions in full float32 inside the `with`.
 
     TF32 keeps 10 bits of the mantissa; the patch embedding, a convolution, has cuDNN's own switch.
+    A caller's autocast would round sums, and no tensor made in its inference mode can be changed.
     """
     matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    cpu, gpu = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
+    gradients = torch.is_grad_enabled()  # inference_mode(False) alone turns them on
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
-        yield
+        with cpu, gpu, torch.inference_mode(False), torch.set_grad_enabled(gradients):
+            yield
     finally:
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = conv

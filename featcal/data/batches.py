@@ -155,15 +155,11 @@ def token_batches(
 
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
     """
-    texts = [reader.tokens(samples[row]) for row in rows]
+    texts, pad, takes = [reader.tokens(samples[row]) for row in rows], reader.pad, reader.takes
     texts.sort(key=lambda text: (-len(text.ids), -len(text.target or ())))  # ties stay as drawn
-    parts = cut(texts, size, most)
-
-    def make() -> Iterator[Batch]:
-        return (collate(part, reader.pad, reader.takes) for part in parts)
-
+    parts = cut(texts, 1 if takes.alone else size, most)
     longest = max(max(len(text.ids), len(text.target or ())) for text in texts)
-    return DrawnBatches(len(texts), longest, make)
+    return DrawnBatches(len(texts), longest, lambda: (collate(p, pad, takes) for p in parts))
 
 
 def cut(ordered: Sequence[TokenizedText], size: int, most: float) -> list[list[TokenizedText]]:
@@ -172,9 +168,8 @@ def cut(ordered: Sequence[TokenizedText], size: int, most: float) -> list[list[T
     for text in ordered:
         together = [*parts[-1], text] if parts else [text]
         sizes = [(len(t.ids), len(t.target or ())) for t in together]
-        longest = sum(map(max, zip(*sizes, strict=True)))
-        computed, counting = len(together) * longest, sum(map(sum, sizes))
-        if parts and len(together) <= size and computed <= most * counting:
+        computed = len(together) * sum(map(max, zip(*sizes, strict=True)))
+        if parts and len(together) <= size and computed <= most * sum(map(sum, sizes)):
             parts[-1] = together
         else:
             parts.append([text])

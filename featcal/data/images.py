@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from featcal.data.places import IMAGE, LABEL, SPLITS, Location, open_images, split_files
+from featcal.data.places import IMAGE, LABEL, SPLITS, Location, classes_in, open_images, split_files
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath, one_line
 
 if TYPE_CHECKING:
@@ -61,21 +61,18 @@ class Preprocess:
             raise MissingPath(Path(folder) / PROCESSORS[0], "the image processor", way_out)
         image = Image.fromarray(np.arange(2304).astype(np.uint8).reshape(24, 32, 3))
         try:
-            processor = AutoImageProcessor.from_pretrained(
-                folder, backend=backend, local_files_only=True, trust_remote_code=False
-            )
+            how: Any = {"backend": backend, "local_files_only": True, "trust_remote_code": False}
+            processor = AutoImageProcessor.from_pretrained(folder, **how)
             ours = cls(processor)
-            pixel_values = ours.normalised(ours.pixels(image)[None])
             expected = processor(image, return_tensors="pt")["pixel_values"].float()
-            if not torch.equal(pixel_values, expected):
+            if not torch.equal(ours.normalised(ours.pixels(image)[None]), expected):
                 raise ValueError("it has steps other than resize, crop, rescale and normalise")
         except MemoryError:
             raise
         except Exception as error:  # whatever a wrong entry of the file makes the processor raise
             problem = f"this image processor cannot be used ({one_line(error)})"
             file = "use the file that was saved with this model, or"
-            python = "prepare the pictures with transformers' AutoImageProcessor and call "
-            python += "featcal.calibrate from Python with such batches"
+            python = "call featcal.calibrate from Python with batches of AutoImageProcessor's"
             raise BadFile(path, problem, file, python) from None
         return ours
 
@@ -103,9 +100,8 @@ class Preprocess:
     def normalised(self, pixels: Pixels, device: torch.device | None = None) -> Tensor:
         """Return (n, 3, H, W) uint8 as float32, normalised as the processor does, on `device`."""
         if device is not None and device.type != "cpu":
-            both = (pixels, self._table)
-            levels, table = (torch.from_numpy(np.array(a)).to(device) for a in both)
-            return torch.stack([row[levels[:, c].long()] for c, row in enumerate(table)], dim=1)
+            index, table = (torch.from_numpy(np.array(a)).to(device) for a in (pixels, self._table))
+            return torch.stack([row[index[:, c].long()] for c, row in enumerate(table)], dim=1)
         out = np.empty(pixels.shape, dtype=np.float32)  # numpy is several times as fast here
         for c, values in enumerate(self._table):
             out[:, c] = values[pixels[:, c]]
@@ -136,8 +132,7 @@ class ImageSet:
 
     def tensor(self, indices: Indices) -> Tensor:
         """Return the model's input for these pictures, (len(indices), 3, H, W) float32."""
-        chosen = self.pixels[np.asarray(indices, dtype=np.int64)]
-        return self.preprocess.normalised(chosen, self.device)
+        return self.preprocess.normalised(self.pixels[np.asarray(indices, np.int64)], self.device)
 
     def take(self, indices: Indices) -> "ImageSet":
         """Return the pictures with these indices, in their order."""
@@ -189,15 +184,10 @@ def class_names(folder: str | Path) -> tuple[str, ...]:
     import pyarrow.parquet
 
     folder = Path(folder)
-    files = [file for split in SPLITS for file in split_files(folder, split, (".parquet",))]
-    if files:
+    if files := [file for split in SPLITS for file in split_files(folder, split, (".parquet",))]:
         features = datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(files[0]))
         return _names(str(folder), features.get(LABEL), None, folder)
-    parents = {file.parent.name for split in SPLITS for file in (folder / split).glob("*/*")}
-    names = sorted(
-        name for name in parents if not name.startswith((".", "__"))
-    )  # as `datasets` does
-    return _names(str(folder), None, names or None, folder)
+    return _names(str(folder), None, classes_in(folder, SPLITS) or None, folder)
 
 
 class EncodedRows:
@@ -245,8 +235,7 @@ class EncodedRows:
             problem = f"{named} cannot be decoded ({reason})"
             right = "the bytes of a PNG or JPEG (no base64), or its path inside the folder"
             raise BadData(self._at, problem, f"store {right}, or drop the row") from None
-        self._first = self._first or (row, pixels.shape)
-        first, shape = self._first
+        first, shape = self._first = self._first or (row, pixels.shape)
         if pixels.shape != shape:
             problem = f"row {row} is {pixels.shape[1:]} pixels, row {first} is {shape[1:]}"
             way_out = "give pictures of one size, or a preprocessor_config.json that crops them"
@@ -287,8 +276,8 @@ def _labels(at: str, table: "Dataset", classes: int) -> NDArray[np.int64]:
     values = table.data.column(LABEL).to_numpy()
     way_out = f"store whole numbers from 0 to {classes - 1}, one per row, or check the class names"
     if values.dtype.kind not in "iub":  # kind b: some data sets store two classes as true and false
-        kind = table.features[LABEL].dtype
-        raise BadData(at, f"its labels are {kind} or missing in some rows", way_out)
+        problem = f"its labels are {table.features[LABEL].dtype} or missing in some rows"
+        raise BadData(at, problem, way_out)
     labels: NDArray[np.int64] = values.astype(np.int64)
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):

@@ -9,7 +9,7 @@ import glob
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -36,11 +36,14 @@ NOT_READ = (".heic", ".heif", ".avif", ".jxl", ".svg", ".dng")  # pictures that 
 # JSON lines are parsed row by row
 BUILDERS = dict.fromkeys((".jsonl", ".txt"), "text")
 BUILDERS |= {f".{kind}": kind for kind in ("parquet", "csv", "json", "arrow")}
+# in a CSV only an empty cell is missing: None and NA may be texts or classes
+READING = {"text": {"encoding": "utf-8-sig"}, "csv": {"keep_default_na": False, "na_values": [""]}}
 LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
 LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
 LAYOUTS += ("{}/data-*.arrow", "data-*.arrow")  # of save_to_disk in `datasets`
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
 _SPLIT = re.compile(r"\w[\w.-]*")
+_HIDDEN = re.compile(r"(^|/)(\.|__[^/]*/)")  # as `datasets` does
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ class Location:
     def on_hub(self) -> bool:
         """Return whether this is a data set of the hub."""
         return self.revision is not None
+
+    @property
+    def has_splits(self) -> bool:
+        """Return whether it can have several splits, as no file or single saved table has."""
+        path = Path(self.source)
+        return self.on_hub or not (path.is_file() or any(path.glob("data-*.arrow")))
 
     @property
     def name(self) -> str:
@@ -91,12 +100,11 @@ def open_table(location: Location, split: str) -> "Dataset":
             problem = f"holds a folder {split}, as sets of pictures do, but this model reads texts"
             raise BadData(path, problem, f"give texts: {layouts}")
         raise _no_split(path, split, layouts)
-    builder = BUILDERS.get(files[0].suffix)
+    builder = BUILDERS.get(files[0].suffix.lower())
     if builder is None:
         raise BadFile(files[0], "is no data file", f"give one of {', '.join(BUILDERS)}")
-    options = {"encoding": "utf-8-sig"} if builder == "text" else {}
-    patterns = [glob.escape(str(file)) for file in files]
-    return _read(str(files[0]), builder, data_files=patterns, split="train", **options)
+    options: Any = {"data_files": [glob.escape(str(file)) for file in files], "split": "train"}
+    return _read(str(files[0]), builder, **options, **READING.get(builder, {}))
 
 
 def open_images(
@@ -154,28 +162,49 @@ def quiet_datasets() -> Iterator[None]:
 
 def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
     """Read pictures below <folder>/<split>/, or in the folder itself if it has no splits."""
-    splits = [name for name in {split: 0, **dict.fromkeys(SPLITS)} if (folder / name).is_dir()]
-    has_splits = splits or any(split_files(folder, name, (".parquet",)) for name in SPLITS)
-    if split not in splits and (has_splits or labelled or not folder.is_dir()):
-        raise _no_split(folder, split, f"{split}.parquet or {split}/<class>/")
-    # all splits at once, so that a class without pictures in one split keeps its number
-    roots = [folder / name for name in (splits if labelled else splits[:1])] or [folder]
-    files = {f"s{i}": f"{glob.escape(str(root))}/**" for i, root in enumerate(roots)}
-    at = f"{folder} ({split})"
-    _report_unread(at, roots[0].resolve())
-    table = _read(at, "imagefolder", data_files=files, split="s0", drop_labels=not labelled)
-    classes = getattr(table.features.get(LABEL), "names", None) or ()
-    for root in roots:  # `datasets` takes the split for the class of pictures right below it
-        if root.name in classes and not any((one / root.name).is_dir() for one in roots):
-            way_out = f"put them into {root.name}/<class>/"
-            raise BadData(root, "holds pictures outside of class folders: no labels", way_out)
-    return table
+    import datasets  # whose own reader takes archives, and of pictures those in a metadata.csv
+
+    root, at = folder / split, f"{folder} ({split})"
+    if not root.is_dir():
+        parts = any((folder / n).is_dir() or split_files(folder, n, (".parquet",)) for n in SPLITS)
+        if parts or labelled or not folder.is_dir():
+            raise _no_split(folder, split, f"{split}.parquet or {split}/<class>/")
+        root = folder
+    _report_unread(at, root.resolve())
+    files = pictures_in(root)
+    if not files:
+        raise BadData(at, "holds no picture that can be read", "put PNG or JPEG files there")
+    columns = {IMAGE: [os.path.abspath(root / file) for file in files]}
+    features = datasets.Features({IMAGE: datasets.Image(decode=False)})
+    if labelled:
+        if wrong := [file for file in files if file.count("/") != 1]:
+            problem = f"{wrong[0]} is not directly in a class folder: no label"
+            raise BadData(root, problem, f"put pictures into {split}/<class>/, not above or below")
+        # of all splits, so that a class without pictures in one split keeps its number
+        names = classes_in(folder, dict.fromkeys((split, *SPLITS)))
+        features[LABEL] = datasets.ClassLabel(names=names)
+        columns[LABEL] = [file.split("/")[0] for file in files]
+    return datasets.Dataset.from_dict(columns, features)
+
+
+def pictures_in(folder: Path) -> list[str]:
+    """Return the paths of the pictures below a folder, in order, without hidden ones."""
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    known, walk = tuple(ImageFolder.EXTENSIONS), os.walk(folder, followlinks=True)
+    paths = (os.path.relpath(f"{at}/{name}", folder) for at, _, names in walk for name in names)
+    return sorted(p for p in paths if p.lower().endswith(known) and not _HIDDEN.search(p))
+
+
+def classes_in(folder: Path, splits: Iterable[str]) -> list[str]:
+    """Return the names of the folders that hold pictures directly, in any of the splits."""
+    paths = (path for split in splits for path in pictures_in(folder / split))
+    return sorted({path.split("/")[0] for path in paths if path.count("/") == 1})
 
 
 @cache  # warn once per folder: a command opens it several times
 def _report_unread(at: str, folder: Path) -> None:
-    left = [file for file in folder.rglob("*") if file.suffix.lower() in NOT_READ]
-    if left:
+    if left := [file for file in folder.rglob("*") if file.suffix.lower() in NOT_READ]:
         files = f"{len(left)} file{'s' * (len(left) > 1)} such as {left[0].name}"
         LOG.warning(f"{at}: {files} cannot be read; convert to PNG or JPEG")
 
@@ -240,11 +269,9 @@ def reaching(
         no_revision = isinstance(error, hub_errors.RevisionNotFoundError)
         missing = errors.NoRevision if no_revision else errors.NotOnHub
         problem = "the hub has no such repository or revision, or does not give it to you"
-        ways_out = [
-            f"check owner, name and revision at {page}, and",
-            "if it is private or has terms to accept, accept them there and run `hf auth login` "
-            "with a token that may read it (or set HF_TOKEN)",
-        ]
+        login = "if it is private or has terms to accept, accept them there and run `hf auth "
+        ways_out = [f"check owner, name and revision at {page}, and"]
+        ways_out += [f"{login}login` with a token that may read it (or set HF_TOKEN)"]
         if isinstance(error, hub_errors.GatedRepoError):
             ways_out.append("in a suite file, write `null` for its role to do without it")
         raise missing(at, f"{problem} ({type(error).__name__}{more})", *ways_out) from None
@@ -252,13 +279,10 @@ def reaching(
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise DiskFull(constants.HF_HUB_CACHE) from None
         problem = "not in the local Hugging Face cache, and downloading it failed"
-        ways_out = [
-            "check the name or path, or run again with network access, or",
-            "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any "
-            "connection)",
-        ]
         problem = f"{problem} ({one_line(error, 120)}{more})"
-        raise errors.HubUnreachable(at, problem, *ways_out) from None
+        again = "check the name or path, or run again with network access, or"
+        copy = "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any "
+        raise errors.HubUnreachable(at, problem, again, f"{copy}connection)") from None
 
 
 def _require_split(split: str) -> None:

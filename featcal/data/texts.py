@@ -13,16 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
 from torch import nn
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
+from transformers.models.auto import modeling_auto as auto
 
 from featcal.data.places import LABEL, Columns, Location, open_table, split_files
 from featcal.errors import BadData, BadFile, BadSetting, one_line, shorten
 from featcal.models.checkpoint import MODULES
-from featcal.models.load import load_tokenizer
+from featcal.models.load import TOKENIZER, load_tokenizer
 from featcal.models.sentences import Texts
 
 if TYPE_CHECKING:
@@ -36,10 +32,10 @@ WANTED = (
 )
 CHARACTERS = 64  # per token that is kept; more of a text is tokenised where that is too few
 DEFAULT_TOKENS = 512  # BERT and T5 were trained on no longer texts
-VOCABULARIES = (
-    "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model",
-    "sentencepiece.bpe.model",
-)  # fmt: skip
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "spm.model")
+VOCABULARIES += ("tokenizer.model", "sentencepiece.bpe.model")
+TURN, HEAD = ("role", "content"), "ForSequenceClassification"
+MOST_CLASSES = 1000  # of numbers without names, or one per row: a larger label is an id or a date
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,9 @@ class Sample:
     origin: str
     text: str = ""
     target: str | None = None
-    messages: Sequence[Mapping[str, str]] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
     label: int | str | None = None
+    tools: Any = None  # of a chat: a list of JSON schemas, or its text
 
 
 class TextRows(Sequence[Sample]):
@@ -60,17 +57,16 @@ class TextRows(Sequence[Sample]):
         self._table, self._origin, self._suffix = table, origin, suffix
         self._columns = columns = columns or {}
         self._rows: Sequence[int] = range(len(table))
-        self.classes: Sequence[str] | None = None
+        label = columns.get(LABEL, LABEL)
+        self.classes: Sequence[str] | None = getattr(table.features.get(label), "names", None)
         if suffix in (".txt", ".jsonl"):  # empty lines are no samples
             self._rows = [i for i, text in enumerate(table["text"]) if text.strip()]
             if not self._rows:
                 raise BadData(origin, "holds no text", "put one sample per line there")
             return
         own = [columns.get(key, key) for key in _form(origin, table.column_names, columns)]
-        if (label := columns.get(LABEL, LABEL)) in table.column_names:
-            own.append(label)
-            self.classes = getattr(table.features[label], "names", None)
-        self._table = table.select_columns(own)
+        own += [column for column in (label, "tools") if column in table.column_names]
+        self._table = table.select_columns([*dict.fromkeys(own)])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -79,6 +75,7 @@ class TextRows(Sequence[Sample]):
         number = self._rows[index]
         row: Mapping[str, Any] = self._table[number]
         if self._suffix not in (".txt", ".jsonl"):
+            row = {key: _without_nulls(value) for key, value in row.items()}
             return _sample(f"{self._origin}, row {number}", row, self._columns)
         origin, line = f"{self._origin}, line {number + 1}", row["text"].rstrip("\r")
         if self._suffix == ".txt":
@@ -91,12 +88,11 @@ class TextRows(Sequence[Sample]):
 
 def load_text(location: Location, split: str, columns: Columns = None) -> TextRows:
     """Read the samples of a file, of one split of a folder, or of a data set of the hub."""
-    table = open_table(location, split)
+    table, path = open_table(location, split), Path(location.source)
     if location.on_hub:
         return TextRows(table, f"{location.source} ({split})", ".parquet", columns)
-    path = Path(location.source)
     path = split_files(path, split)[0] if path.is_dir() else path
-    return TextRows(table, str(path), path.suffix, columns)
+    return TextRows(table, str(path), path.suffix.lower(), columns)
 
 
 @dataclass(frozen=True)
@@ -118,9 +114,10 @@ def load_labelled(
     values: list[Any] = [s.target if s.label is None else s.label for s in samples]
     names, numeric = classes or rows.classes, all(isinstance(value, int) for value in values)
     if not names and numeric:
-        names = [str(number) for number in range(max(values) + 1)]
+        names = [str(n) for n in range(min(max(values) + 1, max(MOST_CLASSES, len(values))))]
     elif not names:
         names = sorted({str(value) for value in values if value is not None})
+        names.sort(key=int if all(map(str.isdecimal, names)) else None)  # 10 after 2
     # the first of two classes of one name counts
     number_of = {name: number for number, name in reversed([*enumerate(names)])}
     labels = values if numeric else [number_of.get(str(value), -1) for value in values]
@@ -130,7 +127,7 @@ def load_labelled(
             raise BadData(sample.origin, "has no label", way_out)
         if not 0 <= label < len(names):
             problem = f"its label {value!r} is none of the classes {', '.join(names[:5])}"
-            raise BadData(sample.origin, problem, "check the names of the classes")
+            raise BadData(sample.origin, problem, "number them from 0, or check their names")
     if len(names) < 2:
         raise BadData(origin, f"holds the one label {names[0]!r}", "accuracy needs two classes")
     return Labelled(origin, samples, labels, names)
@@ -153,16 +150,19 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
     """Return one row as a sample. Raises: BadData naming the row and the key."""
     if not isinstance(row, Mapping):
         raise BadData(origin, f"is a {type(row).__name__}, not an object", WANTED)
-    form, messages = _form(origin, list(row), columns), None
+    form, messages, tools = _form(origin, list(row), columns), None, row.get("tools")
     label, texts = row.get(columns.get(LABEL, LABEL)), {k: row[columns.get(k, k)] for k in form}
     if form == ("messages",):
         try:
-            messages = [{k: m[k] for k in ("role", "content")} for m in texts["messages"]]
-        except (TypeError, KeyError):
+            kept = [{k: v for k, v in m.items() if v is not None} for m in texts["messages"]]
+            messages = [{"content": None} | m if m.get("tool_calls") else m for m in kept]
+            pairs = [(f"{k} of message {i}", m[k]) for i, m in enumerate(messages) for k in TURN]
+        except (TypeError, KeyError, AttributeError):
             messages = []
         if not messages:
-            raise BadData(origin, "'messages' is no list of messages", WANTED)
-        texts = {f"{k} of message {i}": t for i, m in enumerate(messages) for k, t in m.items()}
+            raise BadData(origin, "'messages' is no list of messages with role and content", WANTED)
+        texts = {key: text for key, text in pairs if text is not None}  # null beside tool calls
+        texts["messages"] = json.dumps([messages, tools], ensure_ascii=False, default=str)
     for key, text in texts.items():
         if not isinstance(text, str):
             raise BadData(origin, f"{key!r} is {type(text).__name__}, not text", WANTED)
@@ -171,11 +171,18 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
         except UnicodeEncodeError as error:
             problem = f"{key!r} has half of a surrogate pair at character {error.start}"
             raise BadData(origin, problem, "remove it, or write the whole character") from None
-    if not isinstance(label, int | str) or isinstance(label, bool):
-        label = None
-    if messages is not None:
-        return Sample(origin, messages=messages, label=label)
-    return Sample(origin, *texts.values(), label=label)
+    if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()):
+        label = int(label)
+    label = label if isinstance(label, int | str) else None
+    values = texts.values() if messages is None else ()
+    return Sample(origin, *values, messages=messages, label=label, tools=tools)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a table's value without the nulls that stand for keys of other rows."""
+    if isinstance(value, Mapping):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -188,6 +195,8 @@ class ModelInput:
     vocabulary: int | None = None  # number of token ids
     positions: int | None = None  # of the longest text; None without a limit
     start: int | None = None  # first of the decoder_input_ids
+    pad: int | None = None  # the padding before which a causal classifier reads its answer
+    alone: bool = False  # it has no such padding, so every text is a batch
 
 
 def input_of(model: nn.Module) -> ModelInput:
@@ -196,19 +205,16 @@ def input_of(model: nn.Module) -> ModelInput:
     Raises: BadData for audio, video or two inputs that are both required.
     """
     name, parameters = type(model).__name__, signature(model.forward).parameters
-    talks = name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
+    talks = name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
     pictures, text = "pixel_values" in parameters and not talks, "input_ids" in parameters
-    modalities: Any = getattr(model, "input_modalities", "image")
-    only_images = modalities == "image" or set(modalities) == {"image"}
+    only_images = getattr(model, "input_modalities", "image") in ("image", ["image"], ("image",))
     if pictures == text or (pictures and not only_images):
-        main = getattr(model, "main_input_name", "nothing known")
-        takes = "pictures and text together" if pictures and text else main
+        takes = getattr(model, "main_input_name", "nothing known")
+        takes = "pictures and text together" if pictures and text else takes
         files = "files give pictures to a vision model or text to a language model"
-        ways_out = (
-            "give one of its towers as a model of its own, or",
-            "call featcal.calibrate from Python with batches of whatever its forward takes",
-        )
-        raise BadData(name, f"it takes {takes}; {files}", *ways_out)
+        tower = "give one of its towers as a model of its own, or"
+        python = "call featcal.calibrate from Python with batches of whatever its forward takes"
+        raise BadData(name, f"it takes {takes}; {files}", tower, python)
     if pictures:
         return ModelInput("pictures")
     config: Any = model.config.get_text_config() if talks else model.config
@@ -216,16 +222,18 @@ def input_of(model: nn.Module) -> ModelInput:
     if "decoder_input_ids" in parameters:
         start = getattr(config, "decoder_start_token_id", None)
         return ModelInput("pair", False, "labels" in parameters, size, limit, start)
-    causal, kind = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, config.model_type
-    only_causal = kind in causal and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    causal, kind = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, config.model_type
+    only_causal = kind in causal and kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     continued = talks or name in causal.values() or only_causal
-    return ModelInput("text", continued, True, size, limit)
+    pad, judges = getattr(config, "pad_token_id", None), only_causal and name.endswith(HEAD)
+    pad = pad if judges and pad in range(size or 0) else None
+    return ModelInput("text", continued, True, size, limit, None, pad, judges and pad is None)
 
 
 def _positions(model: nn.Module, config: Any) -> int | None:
     """Return the number of a model's positions; RoBERTa's table has rows for padding."""
     limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int):
+    if not isinstance(limit, int) or limit < 1:  # XLNet has -1
         return None
     for table in (m for m in model.modules() if isinstance(m, nn.Embedding)):
         if table.num_embeddings == limit and table.padding_idx is not None:
@@ -254,7 +262,7 @@ class Reader:
     @property
     def pad(self) -> int:
         """Return the padding token; Llama has none, and the mask hides any other just as well."""
-        known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        known = (self.takes.pad, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         return next(token for token in known if token is not None)
 
     def tokens(self, sample: Sample) -> TokenizedText:
@@ -266,29 +274,28 @@ class Reader:
             target = self.ids(sample, sample.target, target=True)
             return TokenizedText(self.ids(sample, sample.text), target)
         if sample.messages is None:
-            completion = sample.target if self.takes.continued else None
-            text = self.texts.prepared(sample.text + (completion or ""))
-            return TokenizedText(self.ids(sample, text))
+            completion = (sample.target if self.takes.continued else None) or ""
+            return TokenizedText(self.ids(sample, self.texts.prepared(sample.text + completion)))
         if not self.tokenizer.chat_template:
             problem = f"its tokenizer has no chat template, but {sample.origin} is a chat"
             way_out = 'put chat_template.jinja there, or give the samples as "text"'
             raise BadFile(self.folder, problem, way_out)
+        chat, tools = sample.messages, sample.tools or None
         try:
-            chat: str = self.tokenizer.apply_chat_template(sample.messages, tokenize=False)
+            tools = json.loads(tools) if isinstance(tools, str) else tools
+            text: str = self.tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
         except (TemplateError, TypeError, ValueError) as error:
             problem = f"the chat template refuses it ({one_line(error)})"
             raise BadData(sample.origin, problem, "correct the roles or their order") from None
-        return TokenizedText(self.ids(sample, chat, add_special_tokens=False))
+        return TokenizedText(self.ids(sample, text, add_special_tokens=False))
 
     def ids(self, sample: Sample, text: str, target: bool = False, **more: bool) -> list[int]:
         """Return the first `length` token ids of a text. Raises: BadData for no token; BadFile."""
-        key = "text_target" if target else "text"
-        how: dict[str, Any] = {"truncation": True, "max_length": self.length, **more}
-        ids = self.tokenizer(**{key: self.shortened(text)}, **how)["input_ids"]
+        given: Any = {"text_target" if target else "text": self.shortened(text), **more}
+        ids = self.tokenizer(**given, truncation=True, max_length=self.length)["input_ids"]
         if not ids:
             raise BadData(sample.origin, "holds no text", "leave it out, or fill it")
-        known = self.takes.vocabulary
-        if known is not None and max(ids) >= known:
+        if (known := self.takes.vocabulary) is not None and max(ids) >= known:
             token = f"token {max(ids)} ({sample.origin})"
             problem = f"its tokenizer gives {token}, but the model has {known} tokens"
             raise BadFile(self.folder, problem, "give the tokenizer that belongs to this model")
@@ -314,8 +321,9 @@ def reader_for(
     tokens: maximum per text. Default: what a sentence encoder's folder says, or 512, and at most
         the model's limit.   expert: says how texts are prepared if none of the folders does.
     """
-    folder = next((f for f in folders if any((f / name).is_file() for name in VOCABULARIES)), None)
-    if folder is None:
+    kinds = (VOCABULARIES, (TOKENIZER,))  # a tokenizer of bytes has settings alone
+    having = (f for names in kinds for f in folders if any((f / n).is_file() for n in names))
+    if (folder := next(having, None)) is None:
         problem = f"no tokenizer in this folder ({', '.join(VOCABULARIES[:3])}, ...)"
         raise BadFile(folders[0], problem, "copy the tokenizer's files of the base model there")
     tokenizer, limit = load_tokenizer(folder), takes.positions

@@ -17,7 +17,7 @@ from torch.nn.functional import log_softmax, normalize
 from featcal.core.precision import wide
 from featcal.data.batches import padded
 from featcal.data.texts import Labelled, Reader, Sample, input_of
-from featcal.errors import BadData, BadSetting, NotFinite
+from featcal.errors import BadData, NotFinite
 from featcal.models.batch import (
     IGNORED,
     Batch,
@@ -29,6 +29,7 @@ from featcal.models.batch import (
 from featcal.models.blocks import model_call
 from featcal.models.load import evaluation_mode
 from featcal.models.sentences import Sentences
+from featcal.settings import require
 
 # a model, or a function from inputs to projected features (n, p), such as a model with adapters
 Encoder = nn.Module | Callable[[Batch], Tensor]
@@ -91,9 +92,8 @@ def class_mean_head(
     """Return the mean of the base's unit features of every class, normalised again, (K, p)."""
     labels = torch.as_tensor(images.labels)
     counts = torch.bincount(labels, minlength=len(images.classes))
-    if (counts == 0).any():
-        empty = images.classes[int((counts == 0).nonzero()[0])]
-        problem = f"class {empty!r} has no image in this split"
+    if not counts.all():
+        problem = f"class {images.classes[int(counts.argmin())]!r} has no image in this split"
         raise BadData("class means", problem, "drop the class or add images of it")
     parts = []
     for inputs in images.batches(None, batch):
@@ -124,15 +124,16 @@ def evaluate_pool(
     heads: Mapping[str, Tensor],  # (K, p)
     projection: Tensor | None,  # (p, h)
     batch: int = 250,
-    adapted: Mapping[str, Adapted] | None = None,  # by a name of its own; its model runs once
+    adapted: Mapping[str, Adapted] = {},  # by a name of its own; its model runs once
 ) -> dict[str, dict[str, Tensor]]:
     """Return True for each image or sentence a model gets right: {model: {task: (n,)}}.
 
     The answer is the largest entry of head · feature; the logit scale does not change it.
     """
-    adapted = adapted or {}
     correct: dict[str, dict[str, Tensor]] = {name: {} for name in (*models, *adapted)}
     for task, samples in sets.items():
+        expected = "must be at least two, else every answer is right"
+        require(len(heads[task]) > 1, f"{task}: number of classes", len(heads[task]), expected)
         encoders = {
             name: model[task] if isinstance(model, Mapping) else model
             for name, model in models.items()
@@ -173,9 +174,8 @@ def way_of(model: nn.Module) -> str:
     takes = input_of(model)
     if output_embeddings(model) is not None and (takes.continued or takes.kind == "pair"):
         return "likelihood"
-    if takes.kind == "pair":
-        expected = "must have a language head, such as T5ForConditionalGeneration"
-        raise BadSetting("--model", type(model).__name__, expected)
+    expected = "must have a language head, such as T5ForConditionalGeneration"
+    require(takes.kind != "pair", "--model", type(model).__name__, expected)
     return "vectors"
 
 
@@ -222,7 +222,8 @@ def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) ->
 def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
     """Return the labels as indices of the model's head, matched by name if it has names."""
     config: Any = model.config
-    known = {str(name).lower(): int(index) for name, index in (config.label2id or {}).items()}
+    known = {str(name).lower(): int(i) for i, name in (config.id2label or {}).items()}
+    known = {str(name).lower(): int(i) for name, i in (config.label2id or {}).items()} | known
     if all(name.lower() in known for name in data.classes):
         return [known[data.classes[label].lower()] for label in data.labels]
     unnamed = all(name.startswith("label_") or name.isdigit() for name in known)
@@ -242,9 +243,8 @@ def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> 
 
 def vectors(texts: TextModel, lines: Sequence[str]) -> Tensor:
     """Return a unit vector of every text, (n, p)."""
-    encoder: Any = texts.model
-    if output_embeddings(encoder) is not None:
-        encoder = encoder.base_model
+    model: Any = texts.model
+    encoder = model if output_embeddings(model) is None else model.base_model
 
     def encode(batch: dict[str, Tensor]) -> Tensor:
         hidden = encoder(**model_call(encoder, batch))[0]
@@ -256,8 +256,7 @@ def vectors(texts: TextModel, lines: Sequence[str]) -> Tensor:
 
 def likelihoods(texts: TextModel, data: Labelled, template: str) -> Tensor:
     """Return log p(label's text | text), summed over the tokens of the label's text, (n, K)."""
-    reader = texts.reader
-    has_decoder = reader.takes.kind == "pair"
+    reader, has_decoder = texts.reader, texts.reader.takes.kind == "pair"
     labels = prompts_of(data.classes, [template])
     rows: list[tuple[list[int], list[int], int]] = []  # ids, decoder's ids, first scored position
     for sample in data.samples:

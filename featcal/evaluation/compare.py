@@ -3,6 +3,7 @@
 n samples · d width of a feature · K scores of a row, which is an image or one token of a text.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -21,7 +22,7 @@ from featcal.calibration.choose import (
 )
 from featcal.core.moments import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
-from featcal.errors import BadBatches, BadSetting, NotFinite
+from featcal.errors import BadBatches, NotFinite
 from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
@@ -58,6 +59,7 @@ class Agreement:
                 expert's features of the others, or with `labels` to those
                 (`calibration/choose.py`); else None.
     than_first: by measure, the paired difference to the first model; empty for that one.
+    by_sample:  by measure, the mean over samples, of which `than_first` has differences.
     """
 
     model: str
@@ -69,6 +71,7 @@ class Agreement:
     top1: float | None
     relations: float | None = None
     than_first: Mapping[str, Difference] = field(default_factory=dict)
+    by_sample: Mapping[str, float] = field(default_factory=dict)
 
 
 def compare(
@@ -101,9 +104,9 @@ def compare(
     """
     check_tasks(experts, batches)
     check_labels(labels or {}, experts)
-    if not (isinstance(models, Mapping) and models):
-        expected = "must be a dictionary with at least one model by its name"
-        raise BadSetting("compare.models", type(models).__name__, expected)
+    expected = "must be a dictionary with at least one model by its name"
+    named = isinstance(models, Mapping) and bool(models)
+    require(named, "compare.models", type(models).__name__, expected)
     expected = "must be a floating-point type, such as torch.float32"
     require(dtype.is_floating_point, "compare.dtype", str(dtype), expected)
     target = torch_device(device)
@@ -127,7 +130,7 @@ def compare(
         require_one_family({label: type(handle.module) for label, handle in handles.items()})
         require_same_configs({n: getattr(m.module, "config", None) for n, m in handles.items()})
         require_same_tensors({label: blocks_alone(handle) for label, handle in handles.items()})
-        with evaluation_mode([handle.module for handle in handles.values()]), exact_products():
+        with exact_products(), evaluation_mode([handle.module for handle in handles.values()]):
             classes = (labels or {}).get(task)
             agreements += task_agreements(task, ours, expert, batches[task], plan, classes)
     return agreements
@@ -139,9 +142,7 @@ class Totals:
     def __init__(self, classes: Tensor | None) -> None:
         self.classes, self.drift, self.rows = classes, Drift(), 0
         self.sums = {"kl": 0.0, "top1": 0.0}  # over rows
-        self.by_sample: dict[str, list[float]] = {
-            name: [] for name in ("relative_drift", "kl", "top1", "relations")
-        }
+        self.by_sample = defaultdict[str, list[float]](list)
         self.pooled: list[tuple[Tensor, Tensor]] = []  # without scores
 
     def add(self, ours: Answers, theirs: Answers) -> None:
@@ -156,25 +157,22 @@ class Totals:
         if scores is None or self.classes is not None:
             self.pooled.append((ours.features(theirs), theirs.features(ours)))
             return
-        measured = dict(zip(self.sums, kl_and_top1(*scores), strict=True))
-        for name, values in measured.items():
+        sizes, self.rows = ours.sizes.tolist(), self.rows + int(ours.sizes.sum())
+        for name, values in zip(self.sums, kl_and_top1(*scores), strict=True):
             self.sums[name] += float(values.sum())
-            parts = values.split(ours.sizes.tolist())
-            self.by_sample[name] += [float(part.mean()) for part in parts if len(part)]
-        self.rows += len(measured["kl"])
+            self.by_sample[name] += [float(x.mean()) for x in values.split(sizes) if len(x)]
 
     def agreement(self, model: str, expert: str, first: "Totals") -> Agreement:
         """Return the record, once all batches are added; `first` is the first model's."""
         samples, drift = len(self.by_sample["relative_drift"]), self.drift
-        if samples > 2 and self.pooled and not self.rows:
+        if samples > (2 if self.classes is None else 0) and self.pooled and not self.rows:
             ours, theirs = (torch.cat(side) for side in zip(*self.pooled, strict=True))
             self.by_sample["relations"] = relational_divergence(ours, theirs, self.classes).tolist()
         if not isfinite(drift.relative):
             raise NotFinite(f"model {model}, task {expert}", "its features")
         kl, top1 = (total / self.rows if self.rows else None for total in self.sums.values())
-        relations = self.by_sample["relations"]
-        mean = sum(relations) / len(relations) if relations else None
-        measured = samples, drift.relative, drift.cosine, kl, top1, mean
+        means = {name: sum(own) / len(own) for name, own in self.by_sample.items() if own}
+        measured = samples, drift.relative, drift.cosine, kl, top1, means.get("relations")
         differences: dict[str, Difference] = {}
         for name, values in self.by_sample.items() if self is not first else ():
             if values and first.by_sample[name]:
@@ -182,7 +180,7 @@ class Totals:
                 difference = pair[0] - pair[1]
                 error = float(difference.std()) / sqrt(len(values)) if len(values) > 1 else nan
                 differences[name] = Difference(float(difference.mean()), error)
-        return Agreement(model, expert, *measured, differences)
+        return Agreement(model, expert, *measured, differences, means)
 
 
 def task_agreements(
@@ -195,17 +193,16 @@ def task_agreements(
 ) -> list[Agreement]:
     """Return the records of one task. Raises: BadBatches; NotFinite."""
     totals = {name: Totals(classes) for name in models}
-    # a SentenceTransformer's own pooling and layers; for a module there is none
-    folders = {id(h): h.folder for h in (expert, *models.values()) if isinstance(h, StreamedModel)}
-    sentences = {key: Sentences.of_folder(folder) for key, folder in folders.items()}
+    # the expert's pooling and layers serve for all models, so that features compare
+    sentences = Sentences.of_folder(expert.folder) if isinstance(expert, StreamedModel) else None
+    how = plan, sentences, False
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, expert.module)
         with naming(task, number), expert.running() as teacher:
-            theirs = answers(teacher, batch, plan, sentences.get(id(expert)), False)
+            theirs = answers(teacher, batch, *how)
             for name, handle in models.items():
                 with handle.running() as model:
-                    ours = answers(model, batch, plan, sentences.get(id(handle)), False)
-                    totals[name].add(ours, theirs)  # while the model's head is loaded
+                    totals[name].add(answers(model, batch, *how), theirs)  # its head is loaded
     first = next(iter(totals.values()))
     if not first.by_sample["relative_drift"]:
         raise BadBatches(task, "is empty; at least one batch is needed")

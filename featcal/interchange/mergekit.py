@@ -34,8 +34,7 @@ def recipe_in(folder: Path) -> Path | None:
     if (folder / WRITTEN).is_file():
         return folder / WRITTEN
     card = folder / CARD
-    shown = card.is_file() and SHOWN.search(card.read_text("utf-8", "replace"))
-    return card if shown else None
+    return card if card.is_file() and SHOWN.search(card.read_text("utf-8", "replace")) else None
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -44,13 +43,11 @@ def read_recipe(file: Path) -> Recipe:
         raise BadFile(file, "a folder, not a recipe", f"give the YAML file, such as {WRITTEN}")
     if not file.is_file():
         raise MissingPath(file, "mergekit's recipe", "check the path")
-    library = optional_package("mergekit.config", "mergekit", file, ", or use --base and --expert")
+    kit = optional_package("mergekit.config", "mergekit", file, ", or use --base and --expert")
     try:
         text = file.read_text("utf-8")
         shown = SHOWN.search(text) if file.name == CARD else None
-        config = library.MergeConfiguration.model_validate(
-            yaml.safe_load(shown[1] if shown else text)
-        )
+        config = kit.MergeConfiguration.model_validate(yaml.safe_load(shown[1] if shown else text))
     except (yaml.YAMLError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         problem = f"mergekit does not read it ({one_line(error)})"
         raise BadFile(file, problem, "give the YAML file that mergekit-yaml was given") from None

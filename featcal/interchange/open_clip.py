@@ -22,7 +22,7 @@ from featcal.data.images import Preprocess
 from featcal.errors import BadFile, BadSetting, one_line, optional_package
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.checkpoint import no_safetensors, read_safetensors
-from featcal.models.load import TOKENIZER, copy_other_files, quiet_transformers
+from featcal.models.load import TOKENIZER, copy_other_files, quiet_transformers, require_replaceable
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 # files that open_clip looks for, in its order
@@ -142,9 +142,8 @@ def counterpart(cfg: Any, clip: CLIPModel | None, source: object) -> tuple[Any, 
             raise ValueError("timm_model_name and hf_model_name name models of other libraries")
         with torch.device("meta"):
             clip = clip or CLIPModel(clip_config(cfg))
-            model = library.CLIP(
-                **{key: value for key, value in cfg.items() if value is not False}
-            ).eval()
+            given = {key: value for key, value in cfg.items() if value is not False}
+            model = library.CLIP(**given).eval()
             model.load_state_dict(to_their_names(clip), assign=True)  # compares names and shapes
     except Exception as error:  # open_clip checks little of a configuration itself
         reason = f"{type(error).__name__}: {one_line(error)}"
@@ -233,6 +232,7 @@ def read_open_clip(folder: Path) -> CLIPModel:
 
 def write_open_clip(clip: CLIPModel, folder: str | Path, like: str | Path | None = None) -> Path:
     """Write a folder that open_clip loads, with processor and tokenizer of the folder `like`."""
+    require_replaceable(Path(folder), CONFIG)
     source, cfg, state = like or "this CLIP", model_config(clip.config), to_their_names(clip)
     theirs, _ = counterpart(cfg, clip, source)
     require_same_features(copy.deepcopy(clip).float().eval(), theirs.float(), source)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__, card
 from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer
-from featcal.files import claimed, write_json
+from featcal.files import claimed, read_json, require_apart, write_json
 from featcal.merging import sources as of_models
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
@@ -24,9 +24,9 @@ from featcal.models.batch import Model, TaskBatches
 from featcal.models.checkpoint import is_adapter, modules_of, read_safetensors
 from featcal.models.load import (
     VISION,
-    copy_other_files,
     load_model,
     load_vision,
+    require_replaceable,
     shard_writer,
     torch_device,
     write_config,
@@ -84,6 +84,9 @@ def merge(
     given |= {"device": device, "progress": progress, "n_jobs": n_jobs}
     with nullcontext() if out is None else claimed(out):
         opened = open_merge(method, base, experts, **given, **settings)
+        if out is not None:
+            require_apart("merge.out", out, (base, head, *opened.experts.values()))
+            require_replaceable(Path(out))
         return opened.finish(opened.run(), out)
 
 
@@ -145,13 +148,15 @@ class Form:
         if isinstance(self.model, nn.Module):
             config, like = self.model.config, None
         else:
-            config, like = AutoConfig.from_pretrained(self.model, local_files_only=True), self.model
+            like = self.model
+            named = read_json(Path(like) / "config.json").get("model_type")  # not before 2020
+            kind: Any = AutoConfig if named else class_of(like).config_class
+            config = kind.from_pretrained(like, local_files_only=True)
         tensors = iter(stored.to_files(tensors)) if stored else tensors
         first = next(tensors)  # checks run here, before a folder is made
         with shard_writer(out, needed=size) as writer:
             config = untied_config(config) if self.untied else config
-            write_config(config, self.architecture, writer.folder)  # type: ignore[arg-type]
-            copy_other_files(like, writer.folder)
+            write_config(config, self.architecture, writer.folder, like)
             for name, tensor in chain([first], tensors):
                 writer.write(name, tensor)
             complete(writer.folder)
@@ -218,7 +223,8 @@ class OpenedMerge:
         for name in sorted(job.base.keys() - set(job.names)):
             counter = job.base[name].finite()
             for expert in job.experts.values():
-                if not torch.equal(counter, expert[name].finite()):
+                same = torch.equal(counter, expert[name].finite())
+                if not (same or name.endswith("num_batches_tracked")):  # no answer depends on it
                     ours, theirs = job.base[name].file, expert[name].file
                     raise TensorsDiffer(name, ours, "one value", theirs, "another")
             yield name, counter
@@ -336,9 +342,8 @@ def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> 
         tensors, label = read_safetensors(Path(head)), str(head)
     heads = [f"head/{task}" for task in tasks]
     wanted = [*([PROJECTION] if PROJECTION in tensors else []), LOGIT_SCALE, *heads]
-    for name in wanted:
-        if name not in tensors:
-            raise MissingTensor(label, name, tensors.keys())
+    if missing := [name for name in wanted if name not in tensors]:
+        raise MissingTensor(label, missing[0], tensors.keys())
     p = tensors[PROJECTION].shape[0] if PROJECTION in tensors else tensors[heads[0]].shape[-1]
     for name in heads:
         shape = tuple(tensors[name].shape)

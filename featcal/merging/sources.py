@@ -26,6 +26,7 @@ Tensors = Mapping[str, LazyTensor]  # a model as merging reads it, sorted by nam
 # Tables with one row per token: models with other vocabularies differ here in shape, and a row's
 # direction says nothing about features.
 TABLES = ("shared", "embed_tokens", "token_embedding", "wte", "word_embeddings", "lm_head")
+TABLES += ("embed_in", "tok_embeddings", "word_embedding")  # GPT-NeoX, ModernBERT, XLNet
 VOCABULARY = (*(f"*{name}.weight" for name in TABLES), "*lm_head.bias")
 LISTED = 4  # rows or tensors that a message names
 
@@ -67,8 +68,7 @@ def adapter_source(folder: str | Path, base: Model, like: Source, part: str | No
 
     The dense tensors are mapped from a removed file: one dense model at a time is in memory.
     """
-    loader = load.load_vision if part else load.load_model
-    dense = dense_model(base, folder, torch.float64, loader)
+    dense = dense_model(base, folder, torch.float64, load.load_vision if part else load.load_model)
     opened = ModuleSource(dense, Path(folder) / WEIGHTS, like)
     with TemporaryDirectory(prefix="featcal-lora-") as scratch:
         file = Path(scratch) / SINGLE
@@ -104,10 +104,9 @@ def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
                 raise MissingTensor(f"{file} (compared with {other})", missing[0], lacks)
         for name, ours in base.items():
             theirs = expert[name]
-            if ours.shape != theirs.shape:
-                raise TensorsDiffer(name, ours.file, ours.shape, theirs.file, theirs.shape)
-            if ours.kind != theirs.kind:
-                raise TensorsDiffer(name, ours.file, ours.dtype, theirs.file, theirs.dtype)
+            for this, that in ((ours.shape, theirs.shape), (ours.dtype, theirs.dtype)):
+                if this != that:
+                    raise TensorsDiffer(name, ours.file, this, theirs.file, that)
 
 
 def in_one_precision(
@@ -226,16 +225,13 @@ def match_names(
     base: Tensors, expert: Tensors, tower: str, theirs: str, same: bool
 ) -> dict[str, str] | None:
     """Return base name -> expert name if what either lacks is outside the tower of this prefix."""
-    known, ours = {}, set(base)
-    for name in expert:
-        in_base = tower + name.removeprefix(theirs) if name.startswith(theirs) else name
-        if in_base in ours:
-            known[in_base] = name
+    moved = {tower + n.removeprefix(theirs) if n.startswith(theirs) else n: n for n in expert}
+    known = {name: own for name, own in moved.items() if name in base}
 
     def inside(names: set[str], prefix: str) -> bool:
         return any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n in names)
 
-    missing, surplus = ours.difference(known), set(expert).difference(known.values())
+    missing, surplus = set(base).difference(known), set(expert).difference(known.values())
     return None if inside(missing, tower) or inside(surplus, theirs) else known or None
 
 

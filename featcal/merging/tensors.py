@@ -60,9 +60,8 @@ def in_pieces(job: MergeJob, rule: Callable[[list[Tensor]], Tensor]) -> NamedTen
 
 def magnitudes(job: MergeJob) -> Iterator[list[Tensor]]:
     """Yield |τᵢ| of every expert over all tensors, piece by piece."""
-    for name in job.names:
-        for vectors in vector_pieces(job, name):
-            yield [vector.abs() for vector in vectors]
+    pieces = (vectors for name in job.names for vectors in vector_pieces(job, name))
+    return ([vector.abs() for vector in vectors] for vectors in pieces)
 
 
 def kth_smallest(
@@ -93,8 +92,7 @@ def kth_smallest(
 
 def matrix_names(job: MergeJob, exclude: tuple[str, ...]) -> list[str]:
     """Return the names of tensors with two axes, as FusionBench does, except `exclude`."""
-    two = (name for name in job.names if len(job.base[name].shape) == 2)
-    return [name for name in two if not is_vocabulary(name, exclude)]
+    return [n for n in job.names if len(job.base[n].shape) == 2 and not is_vocabulary(n, exclude)]
 
 
 def linear_groups(job: MergeJob, exclude: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -127,10 +125,8 @@ def stacked_vectors(
     job: MergeJob, names: Sequence[str], turned: Collection[str]
 ) -> tuple[Tensor, list[Tensor], list[int]]:
     """Return stacked W₀ (Σo, d), each expert's τ in float64, and each o; `turned` are (d, o)."""
-    stacked = []
-    for name in names:
-        base, experts = job.read(name)
-        stacked.append([t.T if name in turned else t for t in (base, *experts)])
+    read = ((name in turned, *job.read(name)) for name in names)
+    stacked = [[t.T if turn else t for t in (base, *experts)] for turn, base, experts in read]
     W0, *weights = (torch.cat(parts).double() for parts in zip(*stacked, strict=True))
     return W0, task_vectors(W0, weights), [len(own[0]) for own in stacked]
 

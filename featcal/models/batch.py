@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcal.errors import BadBatches, BadPlan, BadSetting, nearest, one_line
+from featcal.errors import BadBatches, BadPlan, nearest, one_line
 from featcal.models.blocks import model_call, module_inputs, out_of_memory
+from featcal.settings import require
 
 Model = nn.Module | str | Path  # a module or a checkpoint folder
 Batch = Mapping[str, Any]  # keyword arguments of a model's forward
@@ -23,13 +24,16 @@ Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
 
 PROVING = 2  # samples for checking a plan; the result does not depend on their number
 IGNORED = -100  # transformers' label of a token without a target
+# keys of config.json for what some models do to the logits of their language head
+AFTER_HEAD = "logits_scaling logit_scale lm_head_multiplier final_logit_softcapping".split()
+AFTER_HEAD += "logits_soft_cap output_logit_soft_cap".split()
 
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
     """Raise BadBatches or BadSetting unless both are dictionaries with the same tasks."""
     for name, given in (("experts", experts), ("batches", batches)):
-        if not isinstance(given, Mapping):
-            raise BadSetting(name, type(given).__name__, "must be a dictionary by task")
+        expected = "must be a dictionary by task"
+        require(isinstance(given, Mapping), name, type(given).__name__, expected)
     if not experts:
         raise BadBatches("*", "no experts were given; at least one is needed, with its batches")
     for task in sorted(experts.keys() | batches.keys()):
@@ -68,6 +72,9 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
     if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape != ids.shape[:2]:
         problem = f"'attention_mask' of batch {number} is {tuple(mask.shape)}"
         raise BadBatches(task, f"{problem}, but 'input_ids' {tuple(ids.shape)}")
+    if isinstance(mask, Tensor) and mask.dim() == 2 and not (used := mask.bool().any(1)).all():
+        problem = f"sample {int(used.int().argmin())} of batch {number} is all padding; remove it"
+        raise BadBatches(task, problem)
 
 
 def single_samples(batches: Batches) -> list[dict[str, Any]]:
@@ -130,12 +137,15 @@ def padding_mask(
 def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:
     """Return the pooled features (n, h) of a model's output, or None if nothing is pooled.
 
-    Texts have the mean over tokens, as in Sentence-BERT (Reimers and Gurevych, 2019).
+    Texts have the mean over tokens, as in Sentence-BERT (Reimers and Gurevych, 2019); all count
+    without an attention mask. Text towers such as CLIP's have a pooler that was trained.
     """
     if (embedded := getattr(output, "image_embeds", None)) is not None:
         return embedded
     hidden = getattr(output, "last_hidden_state", None)
     kind = getattr(getattr(model, "config", None), "model_type", None)
+    if isinstance(ids := batch.get("input_ids"), Tensor) and not f"{kind}".endswith("_text_model"):
+        batch = {"attention_mask": torch.ones_like(ids)} | dict(batch)
     mask = padding_mask(batch, hidden) if isinstance(hidden, Tensor) else None
     if mask is not None and kind != "clip_text_model":
         return token_mean(hidden, mask)
@@ -166,9 +176,8 @@ def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor
     if language_head is None:
         features = projected(model, batch, head)
         return features, torch.ones(len(features), dtype=torch.long)
-    if head is not None and head is not language_head:
-        expected = "must be left out for a model with a language head of its own"
-        raise BadSetting("head", type(head).__name__, expected)
+    expected = "must be left out for a model with a language head of its own"
+    require(head is None or head is language_head, "head", type(head).__name__, expected)
     name = next(name for name, part in model.named_modules() if part is language_head)
     with module_inputs(model, [name], enough=lambda: True) as inputs:
         model(**model_call(model, batch))
@@ -186,6 +195,14 @@ def output_embeddings(model: nn.Module) -> nn.Module | None:
     return head if isinstance(head, nn.Module) else None
 
 
+def changes_logits(model: Any) -> bool:
+    """Return whether a model scales, caps or shifts the logits of its language head."""
+    configs = model.config, model.config.get_text_config(decoder=True)
+    values = [getattr(config, key, None) for config in configs for key in AFTER_HEAD]
+    shift = getattr(model, "final_logits_bias", torch.zeros(1))
+    return any(value not in (None, 0, 1) for value in values) or bool(shift.any())
+
+
 def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
     """Return features (n, p) of one batch by a model without a language head."""
     output: Any = model(**model_call(model, batch))
@@ -198,10 +215,9 @@ def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
         return vectors
     if callable(weight):
         return weight(vectors)
-    if not isinstance(weight, Tensor):
-        wanted = "must be the weight (p, h) of visual_projection, or a function"
-        raise BadSetting("head", type(head).__name__, wanted)
-    if weight.dim() != 2 or weight.shape[1] != vectors.shape[1]:
-        wanted = f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection"
-        raise BadSetting("head", tuple(weight.shape), wanted)
+    expected = "must be the weight (p, h) of visual_projection, or a function"
+    require(isinstance(weight, Tensor), "head", type(head).__name__, expected)
+    fits = weight.dim() == 2 and weight.shape[1] == vectors.shape[1]
+    expected = f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection"
+    require(fits, "head", tuple(weight.shape), expected)
     return vectors @ weight.to(vectors).T

@@ -7,7 +7,7 @@ transformers writes as several operations run in place: the same bits, with less
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -163,13 +163,11 @@ def new_gelu(x: Tensor) -> Tensor:
 IN_PLACE: Any = {QuickGELUActivation: quick_gelu, NewGELUActivation: new_gelu}
 
 
-@contextmanager
-def in_place(block: nn.Module) -> Iterator[None]:
+def in_place(block: nn.Module) -> AbstractContextManager[None]:
     """Run a block's activations in place inside the `with`, unless gradients are needed."""
     modules = [] if torch.is_grad_enabled() else block.modules()
     known = [m for m in modules if type(m) in IN_PLACE and "forward" not in vars(m)]
-    with replaced_forwards([(module, IN_PLACE[type(module)]) for module in known]):
-        yield
+    return replaced_forwards([(module, IN_PLACE[type(module)]) for module in known])
 
 
 def step(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -> Features:
@@ -305,8 +303,7 @@ def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str,
         number = f"{int(name):02d}"
         if number in features:
             path = next(path for path, each in model.named_modules() if each is blocks[int(name)])
-            problem = "this block runs twice in one forward, so it has two solutions"
-            raise BadCapture([path], problem)
+            raise BadCapture([path], "this block runs twice in one forward, with two solutions")
         features[number] = output if isinstance(output, Tensor) else output[0]
 
     first = blocks[0].register_forward_pre_hook(entering, with_kwargs=True)

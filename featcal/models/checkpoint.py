@@ -70,7 +70,7 @@ class LazyTensor:
 
 def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
     """Return the error of a folder without safetensors, with a way out if it holds a pickle."""
-    files = sorted(path.name for path in folder.iterdir())
+    files = sorted(path.name for path in folder.iterdir() if path.exists())
     way_out = f"give the folder that holds {wanted}, or its shards with their index"
     if pickles := [name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]:
         way_out = (
@@ -78,7 +78,10 @@ def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
             "you trust it, load it and write it with save_pretrained(folder), or its state dict "
             "with safetensors.torch.save_file"
         )
-    if variants := [name for name in files if VARIANT.fullmatch(name)]:
+    if (folder / wanted).is_symlink():
+        target = (folder / wanted).readlink()
+        way_out = f"download it again: {wanted} is a link to {target}, which does not exist"
+    elif variants := [name for name in files if VARIANT.fullmatch(name)]:
         way_out = f"to use the variant {variants[0]}, copy it to {SINGLE}"
     content = ", ".join(files[:8]) or "nothing"
     return BadFile(folder, f"no {wanted} in this folder (found: {content})", way_out)
@@ -96,15 +99,19 @@ def folder_path(folder: object) -> Path:
 
 def is_adapter(model: object) -> bool:
     """Return whether a model is the folder of an adapter, without weights of a model."""
-    if not isinstance(model, str | Path):
-        return False
-    return (Path(model) / ADAPTER).is_file() and not any(Path(model).glob("model*.safetensors"))
+    named = isinstance(model, str | Path) and (Path(model) / ADAPTER).is_file()
+    return named and not any(Path(model).glob("model*.safetensors"))
+
+
+def encodes_sentences(folder: Path) -> bool:
+    """Return whether sentence-transformers encodes with this folder; its other kinds have heads."""
+    kind = optional_json(folder / "config_sentence_transformers.json").get("model_type")
+    return (folder / MODULES).is_file() and kind not in ("CrossEncoder", "SparseEncoder")
 
 
 def modules_of(folder: Path) -> dict[str, str]:
     """Return the class names of a folder's modules by sub-folder, without the transformer."""
-    file = folder / MODULES
-    if not file.is_file():
+    if not (file := folder / MODULES).is_file():
         return {}
     try:
         parts = {PurePosixPath(part["path"]).as_posix(): part["type"] for part in read_json(file)}
@@ -137,8 +144,7 @@ class LazyCheckpoint(dict[str, LazyTensor]):
 
     def check_finite(self) -> None:
         """Read every tensor once. Raises: NotFinite naming up to five tensors."""
-        bad = [name for name, each in self.items() if not all_finite(each.read())]
-        if bad:
+        if bad := [name for name, each in self.items() if not all_finite(each.read())]:
             more = f" and {len(bad) - 5:,} more" if len(bad) > 5 else ""
             raise NotFinite(self[bad[0]].file, f"{', '.join(bad[:5])}{more}")
 
@@ -147,10 +153,8 @@ class LazyCheckpoint(dict[str, LazyTensor]):
         for name, each in self.items():
             if name.endswith("weight") and "float" not in each.kind:
                 problem = f"{name} is stored as {each.kind}, not floating-point"
-                way_out = "give the checkpoint that the quantised one was made from, or write its"
-                raise BadFile(
-                    each.file, problem, f"{way_out} values as float32, float16 or bfloat16"
-                )
+                way_out = "give what it was quantised from, or write float32, float16 or bfloat16"
+                raise BadFile(each.file, problem, way_out)
 
     def _read(self, file: Path, name: str) -> "Tensor":
         """Return one tensor of a file. Raises: TruncatedFile."""
@@ -167,19 +171,20 @@ class LazyCheckpoint(dict[str, LazyTensor]):
         """Return the tensors by stored name, of the files that transformers would read."""
         config = self.folder / "config.json"
         chosen = optional_json(config).get("transformers_weights")
-        present = (name for name in (SINGLE, INDEX) if (self.folder / name).is_file())
-        file = chosen or next(present, None)  # an index beside a single file is an older model's
+        # an index beside a single file is an older model's
+        file = chosen or next((n for n in (SINGLE, INDEX) if (self.folder / n).is_file()), None)
         if file is None:
             raise no_safetensors(self.folder)
         path, stored = _inside(self.folder, file, config), dict[str, LazyTensor]()
-        shards: dict[str, list[str]] = {}
+        listed, shards = dict[str, str](), list[str]()
         if path.name.endswith(".index.json"):
             try:
-                for name, shard in sorted(dict(read_json(path)["weight_map"]).items()):
-                    shards.setdefault(shard, []).append(name)
+                listed = dict(read_json(path)["weight_map"])
+                shards = sorted({*listed.values()}, key=str)
             except (ValueError, KeyError, TypeError) as error:
                 problem = f"not a safetensors index ({error!r})"
                 raise BadFile(path, problem, "copy or download it again") from None
+        # of a tensor in several shards the last copy is read, whichever the index names
         for shard in shards or [path.name]:
             file = _inside(self.folder, shard, path)
             try:
@@ -193,12 +198,12 @@ class LazyCheckpoint(dict[str, LazyTensor]):
                         stored[name] = LazyTensor(name, file, KINDS[kind], shape, read)
             except SafetensorError as error:
                 raise TruncatedFile(file, error) from None
-        for shard, names in shards.items():
-            if lost := next((name for name in names if name not in stored), None):
-                problem = f"lists {lost} in {shard}, which does not hold it"
-                raise BadFile(path, problem, "copy or download both again; they belong together")
-        # older files store this counter 0, 1, 2, … although every model builds it itself
-        return {n: t for n, t in stored.items() if not n.endswith("embeddings.position_ids")}
+        if lost := min(listed.keys() - stored.keys(), default=None):
+            problem = f"lists {lost} in {listed[lost]}, which does not hold it"
+            raise BadFile(path, problem, "copy or download both again; they belong together")
+        # older files store a counter 0, 1, 2, … and a mask's -1e9 (-inf in float16), unread by models
+        unread = ("embeddings.position_ids", ".masked_bias")
+        return {name: each for name, each in stored.items() if not name.endswith(unread)}
 
 
 def _inside(folder: Path, name: object, source: Path) -> Path:
@@ -208,8 +213,7 @@ def _inside(folder: Path, name: object, source: Path) -> Path:
         problem = f"names {name!r}, which is no name of a file in this folder"
         raise BadFile(source, problem, "get the checkpoint from a source you trust")
     if not (folder / name).is_file():
-        way_out = "copy or download it"
-        raise MissingPath(folder / name, f"a file of weights named in {source.name}", way_out)
+        raise MissingPath(folder / name, f"weights named in {source.name}", "copy or download it")
     return folder / name
 
 

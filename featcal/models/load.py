@@ -20,31 +20,24 @@ import torch
 import transformers
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor, nn
-from transformers import (
-    MODEL_MAPPING,
-    AutoConfig,
-    AutoTokenizer,
-    CLIPConfig,
-    CLIPModel,
-    CLIPVisionModel,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import CLIPModel, CLIPVisionModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from featcal.errors import BadFile, BadSetting, WrongKeys, one_line
 from featcal.files import atomic_folder, read_json
 from featcal.models.checkpoint import (
+    ADAPTER,
     INDEX,
     KINDS,
-    MODULES,
     LazyCheckpoint,
+    encodes_sentences,
     folder_path,
     is_adapter,
     modules_of,
 )
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+OPEN_CLIP, GENERATION = "open_clip_config.json", "generation_config.json"
 VISION = "vision_model"  # a CLIPModel's vision tower
 CLIP_CLASSES = (CLIPModel, CLIPVisionModel)
 LIMIT = 5 * 10**9  # bytes per file, as transformers shards
@@ -53,10 +46,8 @@ WEIGHTS = (  # files of weights and training states; an index lists shards
     ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5",
     ".msgpack", ".ot", ".gguf", ".onnx", ".onnx_data", ".pb", ".tflite",
 )  # fmt: skip
-OWN_FILES = (  # files that describe a folder's own model, and are written anew with every model
-    "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml",
-    "merge.json", "featcal.json",
-)  # fmt: skip
+# files that describe a folder's own model, and are written anew with every model
+OWN_FILES = (CONFIG, OPEN_CLIP, ADAPTER, "mergekit_config.yml", "merge.json", "featcal.json")
 
 
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -76,8 +67,7 @@ def load_clip(folder: str | Path) -> CLIPModel:
     """Load a CLIPModel with both towers. Raises: as load_model; BadFile for another class."""
     kind = model_class(folder)
     if kind is not CLIPModel:
-        needed = "a CLIPModel with image and text tower is needed here"
-        raise other_class(folder, kind.__name__, needed)
+        raise other_class(folder, kind.__name__, "a CLIPModel with image and text tower is needed")
     return _load(kind, folder, torch.float32)
 
 
@@ -92,17 +82,14 @@ def _load(kind: Any, folder: str | Path, dtype: torch.dtype) -> Any:
     checkpoint.require_floating()
     checkpoint.check_finite()
     with quiet_transformers():
-        module, info = kind.from_pretrained(
-            folder,
-            config=read_config(kind, folder),
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # reported below by name instead of by a traceback
-            output_loading_info=True,
-        )
+        given: Any = {"config": read_config(kind, folder), "dtype": dtype, "use_safetensors": True}
+        given |= {"local_files_only": True, "output_loading_info": True}
+        # misshapen tensors are reported below by name instead of by a traceback
+        module, info = kind.from_pretrained(folder, **given, ignore_mismatched_sizes=True)
     unexpected = sorted(name for name in info["unexpected_keys"] if not in_head(name, module))
     missing = sorted(info["missing_keys"])
+    if missing and all(name.startswith("pooler.") for name in missing):
+        module.pooler, missing = None, []  # encoders run without one
     misshapen = sorted(str(entry[0]) for entry in info["mismatched_keys"])
     if missing or unexpected or misshapen:
         raise WrongKeys(folder, kind.__name__, missing, unexpected, misshapen)
@@ -140,9 +127,8 @@ def load_tokenizer(folder: str | Path) -> Any:
         refuse_code(folder_path(folder), name)
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+            how = {"local_files_only": True, "trust_remote_code": False}
+            return transformers.AutoTokenizer.from_pretrained(folder, **how)
     except Exception as error:  # transformers and tokenizers raise many kinds, even Exception
         problem = f"no tokenizer in this folder ({one_line(error)})"
         raise BadFile(folder, problem, "copy tokenizer.json and its config there") from None
@@ -196,26 +182,29 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     """Return the transformers class that config.json names. Raises: MissingPath, BadFile."""
     path = folder_path(folder)
     if is_adapter(folder):
-        made = f"featcal merge average --base BASE --out MODEL --expert NAME={folder}"
-        way_out = "merge, calibrate and compare accept it as an expert"
-        problem = "a LoRA adapter, not a model"
-        raise BadFile(folder, problem, way_out, f"to make a model of it: {made}")
+        made = f"make a model: featcal merge average --base BASE --out MODEL --expert NAME={folder}"
+        way_out = "merge, calibrate and the command compare accept it as an expert"
+        raise BadFile(folder, "a LoRA adapter, not a model", way_out, made)
+    if (path / ADAPTER).is_file():
+        problem = f"holds a whole model and {ADAPTER}, whose adapter transformers would add to it"
+        way_out = "move the adapter to a folder of its own, which is an expert too"
+        raise BadFile(folder, problem, f"{way_out}; or, if it is merged already, remove {ADAPTER}")
     refuse_code(folder)
     modules_of(path)  # refuses old layouts, which have no config.json here
-    if not (path / CONFIG).is_file() and (path / "open_clip_config.json").is_file():
+    if not (path / CONFIG).is_file() and (path / OPEN_CLIP).is_file():
         way_out = f"make one of transformers: featcal convert {folder} --out MODEL"
         raise BadFile(folder, "a model of open_clip", way_out)
-    config = read_json(path / CONFIG)
-    if (path / MODULES).is_file():  # a sentence encoder is loaded without the head it may name
+    architectures = read_json(path / CONFIG).get("architectures")
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    kind = getattr(transformers, name, None)
+    # a sentence encoder is loaded without the head that it may name; a T5's without decoder
+    if encodes_sentences(path) and not (kind and name.endswith("EncoderModel")):
         try:
-            encoder = AutoConfig.from_pretrained(folder, local_files_only=True)
-            return MODEL_MAPPING[type(encoder)]  # type: ignore[return-value]
+            encoder = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+            return transformers.MODEL_MAPPING[type(encoder)]  # type: ignore[return-value]
         except (KeyError, ValueError, OSError):
             expected = "a sentence encoder's config.json names a model_type of transformers"
             raise other_class(folder, "of no model", expected) from None
-    architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    kind = getattr(transformers, str(names[0]), None) if names else None
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         expected = "one class of transformers is expected, such as CLIPVisionModel"
         raise other_class(folder, architectures, expected)
@@ -230,8 +219,7 @@ def refuse_code(folder: str | Path, name: str = CONFIG) -> list[str]:
     path = Path(folder) / name
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
-        way_out = f"give the {name} that was saved with this model"
-        raise BadFile(path, "not a mapping of settings", way_out)
+        raise BadFile(path, "not a mapping of settings", f"give the {name} saved with this model")
     named = content.get("auto_map") or {}
     if not isinstance(named, dict):  # old tokenizers have a list
         named = {"AutoTokenizer": named}
@@ -259,13 +247,20 @@ def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool
     return one.config_class is other.config_class and len(prefixes) == 1 and "" not in prefixes
 
 
-def require_replaceable(folder: Path) -> None:
-    """Raise BadFile if a path is taken by anything but an empty folder or a folder of a model."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
-    model = "config.json" in names or any(name.endswith(".safetensors") for name in names)
-    if folder.exists() and names and not model:
-        problem = "exists and is not a model's folder; only those are replaced"
-        raise BadFile(folder, problem, "name a new folder")
+def require_replaceable(folder: Path, kind: str = "") -> None:
+    """Raise BadFile if a path is taken by anything but an empty folder or a folder of a model.
+
+    kind: the file that shows a folder of the same kind.   A repository is never replaced.
+    """
+    files = (
+        {path.name: path.is_file() for path in folder.iterdir()} if folder.is_dir() else {"": True}
+    )
+    weights = all(files.values()) and any(name.endswith(".safetensors") for name in files)
+    ours = kind in files if kind else weights or files.keys() & {CONFIG, OPEN_CLIP}
+    if folder.exists() and files and (".git" in files or not ours):
+        what = f"has no {kind}" if kind else "is not a model's folder"
+        what = "holds .git" if ".git" in files else what
+        raise BadFile(folder, f"exists and {what}; it is not replaced", "name a new folder")
 
 
 class ShardWriter:
@@ -302,8 +297,7 @@ def shard_writer(
             _write_safetensors(hidden / file, {name: writer.tensors[name] for name in names})
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-            (hidden / INDEX).write_text(text, "utf-8")
+            (hidden / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
         shutil.rmtree(writer.spool)
 
 
@@ -313,9 +307,8 @@ def _write_safetensors(path: Path, tensors: dict[str, tuple[Tensor, Path]]) -> N
     end, files = 0, []
     # widest first keeps all aligned
     for name, (tensor, file) in sorted(tensors.items(), key=lambda t: (-t[1][0].itemsize, t[0])):
-        offsets = [end, end := end + tensor.nbytes]
-        entry = {"dtype": _KINDS[tensor.dtype], "shape": [*tensor.shape], "data_offsets": offsets}
-        header[name] = entry
+        kind, span = _KINDS[tensor.dtype], [end, end := end + tensor.nbytes]
+        header[name] = {"dtype": kind, "shape": [*tensor.shape], "data_offsets": span}
         files.append(file)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -333,8 +326,7 @@ def save_model(
     """Write config.json and safetensors, and copy the other files of the folder `like`."""
     state = untied(module)
     with shard_writer(folder, limit, sum(tensor.nbytes for tensor in state.values())) as writer:
-        write_config(module.config, type(module).__name__, writer.folder)  # type: ignore[arg-type]
-        copy_other_files(like, writer.folder)
+        write_config(module.config, type(module).__name__, writer.folder, like)
         for name, tensor in state.items():
             writer.write(name, tensor)
     return Path(folder)
@@ -342,8 +334,7 @@ def save_model(
 
 def untied(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of a module, each tensor in memory under its first name only."""
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    state = {}
+    seen, state = set[tuple[int, tuple[int, ...]]](), dict[str, Tensor]()
     for name, tensor in module.state_dict().items():
         memory = (tensor.data_ptr(), tuple(tensor.shape))
         if not tensor.numel() or memory not in seen:
@@ -352,16 +343,22 @@ def untied(module: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def write_config(config: PretrainedConfig, architecture: str, folder: Path) -> None:
-    """Write the config.json of a model class; for a CLIP vision tower the vision part."""
-    part: Any = config
-    if architecture == "CLIPVisionModel" and isinstance(config, CLIPConfig):
-        part = config.vision_config
-    config = copy.deepcopy(part)
+def write_config(config: Any, architecture: str, folder: Path, like: str | Path | None) -> None:
+    """Write a class's config.json (of a CLIP tower its part) and copy the other files of `like`."""
+    part = architecture == "CLIPVisionModel" and isinstance(config, transformers.CLIPConfig)
+    config = copy.deepcopy(config.vision_config if part else config)
     config.architectures = [architecture]
     for each in filter(None, (config, *(getattr(config, name) for name in config.sub_configs))):
         each.dtype = None  # depends on how the model was loaded; the weights have their own
     config.save_pretrained(folder)
+    copy_other_files(like, folder)
+    kind, file = getattr(transformers, architecture, PreTrainedModel), folder / GENERATION
+    if like is not None and kind.can_generate() and not file.is_file():
+        with quiet_transformers():  # config.json may say how, and loses it here
+            read = (read_json(Path(each) / CONFIG) for each in (like, folder))
+            old, new = map(transformers.GenerationConfig.from_model_config, read)
+        if old != new:
+            file.write_text(old.to_json_string(ignore_metadata=True), "utf-8")
 
 
 def copy_other_files(like: str | Path | None, folder: Path) -> None:

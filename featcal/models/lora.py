@@ -5,6 +5,7 @@ float32 or wider, so that the sum is not rounded to bfloat16. peft is imported o
 """
 
 import copy
+import logging
 import os
 import re
 import warnings
@@ -15,15 +16,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import CLIPVisionModel
 
 from featcal.errors import BadFile, one_line, optional_package
+from featcal.files import read_json
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
 from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensors, read_safetensors
 from featcal.models.load import copy_other_files, load_as_calibrated, save_model
 from featcal.models.modules import tied_names
 
+LOG = logging.getLogger("featcal")
 WEIGHTS = "adapter_model.safetensors"
+ROOT = "base_model.model."  # peft's prefix of all names
+# of a CLIPModel what is not its vision tower
+BESIDE = re.compile(rf"{re.escape(ROOT)}(text_model|(text|visual)_projection|logit_scale)\b")
 # what peft adds to the names of a model's own parameters
 PEFT_NAMES = re.compile(r"^base_model\.model\.|\b(base_layer|original_module|token_adapter)\.")
 NO_WEIGHTS = {  # settings of adapters that do more than change weights
@@ -72,6 +79,9 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     with _as_bad_file(folder / CONFIG, "cannot be read", "save the adapter again with peft"):
         config: Any = peft.PeftConfig.from_pretrained(str(folder))
     _require_mergeable(config, folder / CONFIG)
+    given = {key for key, value in read_json(folder / CONFIG).items() if value}
+    if ignored := ", ".join(sorted(given - config.to_dict().keys())):
+        LOG.warning("%s: the installed peft ignores %s", folder / CONFIG, ignored)
     if not (folder / WEIGHTS).is_file():
         raise no_safetensors(folder, WEIGHTS)
     state = read_safetensors(folder / WEIGHTS)
@@ -82,24 +92,32 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     start = getattr(config, "init_lora_weights", True)
     if isinstance(start, str):
         problem = f"peft cannot repeat its start, init_lora_weights={start!r}"
-        way_out = (
-            "write it as a plain LoRA where it was trained: "
-            "model.save_pretrained(folder, path_initial_model_for_weight_conversion=...)"
-        )
+        how = "model.save_pretrained(folder, path_initial_model_for_weight_conversion=...)"
+        way_out = f"write it as a plain LoRA where it was trained: {how}"
         if start.startswith("pissa_niter"):
             raise BadFile(folder, f"{problem} (it is drawn at random)", way_out)
         if first.is_meta:  # nothing to decompose, as PiSSA and OLoRA do
             config.init_lora_weights = False
+    saved = getattr(config, "modules_to_save", None) or ()  # a base may lack these heads
+    heads = [f".{name}." for name in saved]
     # peft draws an adapter before it is loaded, and warns of what is checked below
     with _as_bad_file(folder, problem, way_out):
         with torch.random.fork_rng(devices=[]):
             adapted = peft.get_peft_model(model, config, low_cpu_mem_usage=first.is_meta)
-        if not any("vision_model." in name for name in adapted.state_dict()):
-            # the prefix of a CLIP vision tower before transformers 5
+        own = {name.replace(".default", "") for name in adapted.state_dict()}
+        if isinstance(model, CLIPVisionModel):
+            state = {name: each for name, each in state.items() if not BESIDE.match(name)}
+        if not any("vision_model." in name for name in own):
+            # the prefix of a CLIP vision tower in a CLIPModel, and before transformers 5
             state = {name.replace("vision_model.", "", 1): t for name, t in state.items()}
+        # it may be of the tower alone, or of the tower with a head
+        tower = f"{ROOT}{getattr(model, 'base_model_prefix', '')}."
+        for old, new in ((ROOT, tower), (tower, ROOT)):
+            named = {name.replace(old, new, 1): each for name, each in state.items()}
+            fits = all(name in own or any(head in name for head in heads) for name in named)
+            if fits and not (state.keys() & own or getattr(config, "alpha_pattern", None)):
+                state = named
         loaded = peft.set_peft_model_state_dict(adapted, state, low_cpu_mem_usage=first.is_meta)
-    saved = getattr(config, "modules_to_save", None) or ()  # a base may lack these heads
-    heads = tuple(f".{name}." for name in saved)
     surplus = [n for n in loaded.unexpected_keys if not any(head in n for head in heads)]
     prefix = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
     missing = [n for n in loaded.missing_keys if f".{prefix}" in n and not SHARED.search(n)]
@@ -112,12 +130,10 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
 def _require_mergeable(config: Any, source: str | Path) -> None:
     """Raise BadFile for an adapter that does more than change the base's weights."""
     tuner = peft_package().mapping.PEFT_TYPE_TO_TUNER_MAPPING.get(config.peft_type)
-    problems = [
-        f"{k} is set: the adapter {v}" for k, v in NO_WEIGHTS.items() if getattr(config, k, None)
-    ]
+    given = {k: v for k, v in NO_WEIGHTS.items() if getattr(config, k, None)}
+    problems = [f"{key} is set: the adapter {what}" for key, what in given.items()]
     if not hasattr(tuner, "merge_and_unload"):
-        kind = config.peft_type and config.peft_type.value
-        problems = [f"an adapter of the kind {kind}"]
+        problems = [f"an adapter of the kind {config.peft_type and config.peft_type.value}"]
     if problems:
         way_out = "only adapters that peft merges into weights, such as LoRA, can be used"
         raise BadFile(source, problems[0], way_out)

@@ -65,9 +65,8 @@ class Unpacked(nn.Module):
     @property
     def work(self) -> int:
         """Return the floating-point operations of the last forward."""
-        tokens = sum(len(rows) for rows in self.rows)
         values = sum(p.numel() for p in self.parameters(recurse=False))
-        return 2 * tokens * (values // max(len(self.rows), 1))
+        return 2 * sum(len(rows) for rows in self.rows) * (values // max(len(self.rows), 1))
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the output of the packed experts; top_k_index, top_k_weights: (tokens, k)."""
@@ -288,14 +287,12 @@ def check_blocks(
         if share < LEAST_COVERAGE:
             largest = sorted(others, key=lambda name: (-others[name].numel(), name))[:2]
             shapes = (f"{stack.blocks}.{name} {list(others[name].shape)}" for name in largest)
-            problem = (
-                f"only {share:.0%} of the parameters of {stack.blocks!r} belong to linears and "
-                f"norms, at least {LEAST_COVERAGE:.0%} must; the largest others: {', '.join(shapes)}"
-            )
+            problem = f"only {share:.0%} of the parameters of {stack.blocks!r} belong to linears "
+            problem += f"and norms, at least {LEAST_COVERAGE:.0%} must; the largest others: "
+            problem += ", ".join(shapes)
             raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)
         for block in blocks:
-            doubled = [id(p) for p in covered(block, norm, modules) if id(p) in shared]
-            if doubled:
+            if doubled := [id(p) for p in covered(block, norm, modules) if id(p) in shared]:
                 one, other = shared[doubled[0]][:2]
                 problem = f"{one} and {other} are one tensor, but each needs its own solution"
                 raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)

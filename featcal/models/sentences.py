@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from featcal.errors import BadFile
 from featcal.files import optional_json, read_json
-from featcal.models.checkpoint import MODULES, modules_of
+from featcal.models.checkpoint import MODULES, encodes_sentences, modules_of
 from featcal.models.load import load_tokenizer
 
 PICKLED = (".bin", ".pt", ".pth")
-MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
+MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")  # in this order
 # of a SentenceTransformer's dense layer; the two that are left out need arguments
 ACTIVATIONS = {"Identity", *nn.modules.activation.__all__} - {"MultiheadAttention", "Threshold"}
 USE_LIBRARY = "encode with sentence-transformers itself"
@@ -38,15 +38,14 @@ class Texts:
         """Read a folder's settings. Raises: BadFile."""
         if not (folder / MODULES).is_file():
             return cls()
-        files = sorted(folder.glob("sentence_*_config.json"))
-        limits = optional_json(files[0]) if files else {}
+        limits = next(map(optional_json, sorted(folder.glob("sentence_*_config.json"))), {})
         prompts = optional_json(folder / "config_sentence_transformers.json")
         prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name")) or ""
         return cls(prompt, bool(limits.get("do_lower_case")), limits.get("max_seq_length"))
 
     def prepared(self, text: str) -> str:
         """Return a text as the model reads it."""
-        return self.prompt + (text.lower() if self.lower else text)
+        return (self.prompt + text).lower() if self.lower else self.prompt + text
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Sentences:
         """Read a folder's modules.json; without one, use the mean over tokens. Raises: BadFile."""
         folder, modes, unpooled = Path(folder), ("mean",), 0
         layers: list[Callable[[Tensor], Tensor]] = []
-        prompt = Texts.of_folder(folder).prompt
+        prompt = Texts.of_folder(folder).prepared("")
         for path, kind in modules_of(folder).items():
             if kind == "Pooling":
                 config = optional_json(folder / path / "config.json")
@@ -79,7 +78,7 @@ class Sentences:
             elif kind != "Dropout":
                 problem = f"its module {kind} ({path}) is not supported"
                 raise BadFile(folder / MODULES, problem, USE_LIBRARY)
-        return cls(modes, tuple(layers), unpooled, (folder / MODULES).is_file())
+        return cls(modes, tuple(layers), unpooled, encodes_sentences(folder))
 
     def vectors(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors (n, p) of features (n, tokens, d) of texts padded on the right."""
@@ -111,17 +110,14 @@ def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
 
 def pooling_modes(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     """Return the modes of a Pooling module, in its old or its present form. Raises: BadFile."""
-    given = config.get("pooling_mode") or [
-        key.removeprefix("pooling_mode_")
-        for key, on in config.items()
-        if key.startswith("pooling_mode_") and on
-    ]
-    modes = [given] if isinstance(given, str) else given
-    modes = tuple(mode.removesuffix("_tokens").removesuffix("_token") for mode in modes)
+    given, old = config.get("pooling_mode"), "pooling_mode_"
+    flags = [key.removeprefix(old) for key, on in config.items() if key.startswith(old) and on]
+    modes = [given] if isinstance(given, str) else given or flags
+    modes = [mode.removesuffix("_tokens").removesuffix("_token") for mode in modes]
     unknown = [mode for mode in modes if mode not in MODES] or ["nothing"] * (not modes)
     if unknown:
         raise BadFile(file, f"pools by {unknown[0]}, which is not supported", USE_LIBRARY)
-    return modes
+    return tuple(modes if given else sorted(modes, key=MODES.index))
 
 
 def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
@@ -129,8 +125,11 @@ def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
     config = optional_json(folder / "config.json")
     kind = str(name := config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
     stored = (folder / "model.safetensors").is_file() and not config.get("use_residual")
-    if not stored or kind not in ACTIVATIONS:
-        problem = f"a dense layer with {name}, a residual or no safetensors is not supported"
+    reads = config.get("module_input_name", "sentence_embedding")
+    if not stored or kind not in ACTIVATIONS or reads != "sentence_embedding":
+        problem = (
+            f"a dense layer of {reads} with {name}, a residual or no safetensors is not supported"
+        )
         raise BadFile(folder, problem, USE_LIBRARY)
     tensors, activation = load_file(folder / "model.safetensors"), getattr(nn, kind)()
     W = tensors["linear.weight"]
@@ -171,7 +170,7 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
                 tensors = mean_of(file, theirs)
                 sentences.append(f"The weights of {where} are the mean over the experts.")
                 if out is not None:
-                    save_file(tensors, out / path / file.name, metadata={"format": "pt"})
+                    (out / path / file.name).write_bytes(save(tensors, metadata={"format": "pt"}))
             elif file.suffix in PICKLED:
                 problem = f"experts differ in {where}, which is not safetensors"
                 raise BadFile(file, problem, "save base and experts anew as safetensors")

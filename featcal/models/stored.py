@@ -15,26 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import CLIPModel, CLIPVisionModel, PreTrainedModel
+from transformers import core_model_loading as loading
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    WeightConverter,
-    WeightRenaming,
-    build_glob_alternation,
-    dot_natural_key,
-    rename_source_key,
-)
 
 from featcal.errors import BadFile, MissingTensor, WrongKeys, one_line
+from featcal.models import load
 from featcal.models.checkpoint import LazyCheckpoint, LazyTensor
-from featcal.models.load import (
-    CONFIG,
-    VISION,
-    in_head,
-    model_class,
-    quiet_transformers,
-    read_config,
-    same_tower,
-)
 from featcal.models.modules import tied_names
 
 Read = Callable[[str], Tensor]
@@ -51,15 +37,15 @@ def skeleton(
 
     Raises: MissingPath; BadFile for a config.json that makes no model.
     """
-    kind: Any = model_class(folder)
-    if like is not None and same_tower(kind, like):
+    kind: Any = load.model_class(folder)
+    if like is not None and load.same_tower(kind, like):
         kind = like
     if kind is CLIPModel and not whole:
         kind = CLIPVisionModel
     try:
-        with quiet_transformers(), torch.random.fork_rng(devices=[]):  # some classes draw
+        with load.quiet_transformers(), torch.random.fork_rng(devices=[]):  # some classes draw
             with torch.device("meta"):
-                config = read_config(kind, folder)
+                config = load.read_config(kind, folder)
                 module: PreTrainedModel = kind._from_config(config, dtype=dtype).eval()
             for parameter in module.parameters():
                 parameter._is_hf_initialized = True  # type: ignore[attr-defined]
@@ -68,10 +54,9 @@ def skeleton(
     except Exception as error:  # transformers raises many kinds for a config it cannot use
         problem = f"transformers makes no {kind.__name__} of it ({one_line(error)})"
         way_out = "give the config.json that was saved with these weights"
-        raise BadFile(Path(folder) / CONFIG, problem, way_out) from None
-    wide = module._get_dtype_plan(dtype)  # what transformers keeps in float32, such as T5's wo
-    if wide:
-        pattern, _, _ = build_glob_alternation(list(wide))
+        raise BadFile(Path(folder) / load.CONFIG, problem, way_out) from None
+    if wide := module._get_dtype_plan(dtype):  # what transformers keeps in float32, as T5's wo
+        pattern, _, _ = loading.build_glob_alternation(list(wide))
         for name, parameter in module.named_parameters():
             if pattern.search(name):
                 parameter.data = parameter.data.float()
@@ -121,11 +106,11 @@ class Conversion:
         target = ""
         try:
             converter = self.converter.reverse_transform()
-            for name in sorted(made, key=dot_natural_key):
+            for name in sorted(made, key=loading.dot_natural_key):
                 target, pattern = converter.rename_source_key(name)
                 converter.add_tensor(target, name, pattern, made[name])
             parts = self._run(converter, target)
-            ordered = (parts[name] for name in sorted(parts, key=dot_natural_key))
+            ordered = (parts[name] for name in sorted(parts, key=loading.dot_natural_key))
             sources = dict(zip(self.sources, ordered, strict=True))
             again = self.convert(sources.__getitem__)
             if all(torch.equal(again[name], tensor) for name, tensor in made.items()):
@@ -144,15 +129,15 @@ def _matches(
 ) -> Iterator[tuple[str, LazyTensor, str | Conversion]]:
     """Yield every stored tensor with the model's name for it, and its stored name or conversion."""
     transforms = get_model_conversion_mapping(module)
-    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
-    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    renamings = [t for t in transforms if isinstance(t, loading.WeightRenaming)]
+    converters = [t for t in transforms if isinstance(t, loading.WeightConverter)]
     by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
     patterns: dict[str, dict[str, str]] = {}  # by source, by the first name made
     prefix = module.base_model_prefix
-    for source in sorted(files, key=dot_natural_key):  # the order in which parts are joined
-        name, pattern = rename_source_key(source, renamings, converters, prefix, state)
+    for source in sorted(files, key=loading.dot_natural_key):  # the order in which parts are joined
+        name, pattern = loading.rename_source_key(source, renamings, converters, prefix, state)
         if name not in state and source in state:  # a present name that looks like an old one
-            name, pattern = rename_source_key(source, [], [], prefix, state)
+            name, pattern = loading.rename_source_key(source, [], [], prefix, state)
         if pattern is None:
             yield name, files[source], source
         else:
@@ -169,7 +154,7 @@ class ModelFolder:
 
     def __init__(self, folder: str | Path, module: PreTrainedModel | None = None):
         self.module = module or skeleton(folder)
-        part = VISION if type(self.module) is CLIPVisionModel else None
+        part = load.VISION if type(self.module) is CLIPVisionModel else None
         self.files = LazyCheckpoint(folder, part)
         self.files.require_floating()
         # the name of a tensor in the files, or how it is made of them
@@ -183,7 +168,7 @@ class ModelFolder:
             else:
                 surplus.append((name, tensor))
         lacks = not any(name.startswith("pooler.") for name in present)
-        if lacks and self.module.config.architectures == [type(self.module).__name__]:
+        if lacks and load.model_class(folder) is type(self.module):
             self.module.pooler = None  # encoders run without one
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
         # stored tensors that the model has no place for, such as a head
@@ -217,7 +202,7 @@ class ModelFolder:
     def ignored(self) -> list[str]:
         """Return the stored tensors of a head that the model lacks."""
         state = self.module.state_dict()
-        return [t.name for n, t in self.surplus if n not in state and in_head(n, self.module)]
+        return [t.name for n, t in self.surplus if n not in state and load.in_head(n, self.module)]
 
     def require_complete(self, heads: bool = False, more: bool = False) -> None:
         """Raise WrongKeys or MissingTensor unless the files hold the model's tensors and no others.
@@ -228,11 +213,10 @@ class ModelFolder:
         module, state, stored = self.module, self.module.state_dict(), self.stored
         misshapen = sorted(n for n, each in stored.items() if each.shape != tuple(state[n].shape))
         unexpected = sorted({each.name for _, each in self.surplus if not more} - {*self.ignored})
-        missing = [names[0] for names in self.ties if names[0] not in stored]
-        buffers = state.keys() - stored.keys() - {name for names in self.ties for name in names}
-        missing += sorted(self._reported(missing=buffers)[0])
+        tied = {name for names in self.ties for name in names[1:]}
+        missing = sorted(self._reported(missing=state.keys() - stored.keys() - tied)[0])
         if heads:
-            missing = [name for name in missing if not in_head(name, module)]
+            missing = [name for name in missing if not load.in_head(name, module)]
         if unexpected or misshapen:
             named = self.files.folder, type(module).__name__, missing, unexpected, misshapen
             raise WrongKeys(*named)

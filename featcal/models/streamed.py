@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,14 @@ class StreamedModel(ModelFolder):
         self._meta = {name: self.module.get_parameter(name) for name in self._names}
         for name in self.stored.keys() - self._meta.keys():
             self.module.get_buffer(name).copy_(self.stored[name].read())
+        self._made = dict[str, Tensor]()  # which files leave out, such as sinusoidal positions
+        for name in self._meta.keys() - self.stored.keys():
+            if not self._reported(missing={name})[0]:
+                path, _, own = name.rpartition(".")
+                part = deepcopy(self.module.get_submodule(path)).to_empty(device="cpu")
+                with torch.random.fork_rng(devices=[]):  # it is drawn first
+                    self.module._init_weights(part)
+                self._made[name] = part.get_parameter(own).detach()
         first_names = {id(parameter): name for name, parameter in self._meta.items()}
         self._own = {  # parameters by module, without those of its parts
             part: [first_names[id(p)] for p in part._parameters.values() if p is not None]
@@ -181,7 +190,7 @@ class StreamedModel(ModelFolder):
         for name in names:
             if name in self._loaded:
                 continue
-            tensor = prefetched.get(name)
+            tensor = prefetched.get(name, self._made.get(name))
             if tensor is None:
                 tensor = self._override(name)
             if tensor is None:

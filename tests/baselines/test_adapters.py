@@ -15,20 +15,10 @@ from tiny import experiment
 from torch import nn
 
 import featcal
+from featcal import errors
 from featcal.baselines.adapters import BASELINES, Adapters, baseline
 from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.baselines.training import public
-from featcal.errors import (
-    BadData,
-    BadFile,
-    BadPlan,
-    BadSetting,
-    MissingPath,
-    MissingTensor,
-    NotFinite,
-    TruncatedFile,
-    UnknownKey,
-)
 from featcal.evaluation.accuracy import evaluate_pool
 
 SURGERY, PROB_SURGERY = Surgery(rank=3, steps=20), ProbSurgery(hidden=4, steps=20)
@@ -44,6 +34,10 @@ def test_loaded_adapters_equal_saved_ones(settings, tmp_path):
     adapters, again = (settings.fit(pairs(dtype=torch.float32)) for _ in range(2))
     folder, other = adapters.save(tmp_path / "adapters"), again.save(tmp_path / "again")
     assert all(path.read_bytes() == (other / path.name).read_bytes() for path in folder.iterdir())
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+    with pytest.raises(errors.BadFile, match=r"no adapters\.json; it is not replaced"):
+        adapters.save(checkpoints.vision_folder(tmp_path / "model"))
+    adapters.save(folder)
     loaded = Adapters.load(folder)
     assert (loaded.settings, loaded.seed, loaded.width) == (settings, 42, 12)
     assert loaded.tasks == ["mnist", "dtd", "svhn"]
@@ -68,7 +62,7 @@ def test_a_class_under_the_decorator_is_a_whole_baseline(tmp_path, monkeypatch):
     scaled_shift, given = public(ScaledShift), experiment()
     assert signature(scaled_shift).parameters["factor"].default == 1.0
     models = given["merged"], given["experts"], given["batches"]
-    with pytest.raises(UnknownKey, match="scaled_shift: .*facter.*factor"):
+    with pytest.raises(errors.UnknownKey, match="scaled_shift: .*facter.*factor"):
         scaled_shift(*models, facter=2.0)
     adapters = scaled_shift(*models, factor=2.0)
     again = Adapters.load(adapters.save(tmp_path / "a"))
@@ -80,9 +74,9 @@ def test_a_class_under_the_decorator_is_a_whole_baseline(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "message", "tensor"),
     [
-        (BadFile, r"dtd/up is \(12, 2\), but \(12, 3\)", torch.zeros(12, 2)),
-        (NotFinite, "dtd/up holds NaN", torch.full((12, 3), float("inf"))),
-        (MissingTensor, "no tensor named 'dtd/up'", None),
+        (errors.BadFile, r"dtd/up is \(12, 2\), but \(12, 3\)", torch.zeros(12, 2)),
+        (errors.NotFinite, "dtd/up holds NaN", torch.full((12, 3), float("inf"))),
+        (errors.MissingTensor, "no tensor named 'dtd/up'", None),
     ],
 )
 def test_wrong_tensors_are_named(error, message, tensor, adapters, tmp_path):
@@ -96,22 +90,22 @@ def test_wrong_tensors_are_named(error, message, tensor, adapters, tmp_path):
 def test_damaged_or_missing_files_are_named(adapters, tmp_path):
     path = adapters.save(tmp_path / "a") / "adapters.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(TruncatedFile, match="adapters.safetensors"):
+    with pytest.raises(errors.TruncatedFile, match="adapters.safetensors"):
         Adapters.load(path.parent)
     path.unlink()
-    with pytest.raises(MissingPath, match="adapters.safetensors"):
+    with pytest.raises(errors.MissingPath, match="adapters.safetensors"):
         Adapters.load(path.parent)
-    with pytest.raises(MissingPath, match="a folder of adapters"):
+    with pytest.raises(errors.MissingPath, match="a folder of adapters"):
         Adapters.load(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
     ("error", "message", "changed"),
     [
-        (BadFile, "method is 'sugery'", {"method": "sugery"}),
-        (UnknownKey, "did you mean 'rank'", {"settings": {"rnak": 3}}),
-        (BadFile, "width is missing or not a int", {"width": None}),
-        (MissingTensor, "stl10/down", {"tasks": ["mnist", "stl10"]}),
+        (errors.BadFile, "method is 'sugery'", {"method": "sugery"}),
+        (errors.UnknownKey, "did you mean 'rank'", {"settings": {"rnak": 3}}),
+        (errors.BadFile, "width is missing or not a int", {"width": None}),
+        (errors.MissingTensor, "stl10/down", {"tasks": ["mnist", "stl10"]}),
     ],
 )
 def test_wrong_records_are_named(error, message, changed, adapters, tmp_path):
@@ -124,14 +118,14 @@ def test_wrong_records_are_named(error, message, changed, adapters, tmp_path):
 def test_an_unknown_task_another_width_and_models_without_a_fit_head_are_named(adapters):
     language = SimpleNamespace(get_output_embeddings=lambda: nn.Linear(1, 1))
     for error, message, model in (
-        (BadPlan, "has no language head", checkpoints.vision()),
-        (BadSetting, "must be raw for a language model", language),
+        (errors.BadPlan, "has no language head", checkpoints.vision()),
+        (errors.BadSetting, "must be raw for a language model", language),
     ):
         with pytest.raises(error, match=message), adapters.before_head(model, "mnist"):
             pass
-    with pytest.raises(UnknownKey, match="'mnst' is not known here; did you mean 'mnist'"):
+    with pytest.raises(errors.UnknownKey, match="'mnst' is not known here; did you mean 'mnist'"):
         adapters.apply("mnst", torch.zeros(1, 12))
-    with pytest.raises(BadData, match="features of mnist: their width is 11, but 12 is expected"):
+    with pytest.raises(errors.BadData, match="of mnist: their width is 11, but 12 is expected"):
         adapters.apply("mnist", torch.zeros(1, 11))
 
 

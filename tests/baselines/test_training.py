@@ -147,8 +147,7 @@ def test_texts_of_several_lengths_have_the_same_features_in_one_batch(name):
     first, second = (FAMILIES[name].batches(seed)[0] for seed in (5, 6))
     # without padding
     shorter = {key: value[1:2, : 2 if key == "labels" else 4] for key, value in second.items()}
-    joined = together("a", [*single_samples([first]), shorter])
-    rows, sizes = rows_before_head(model, joined, None)
+    rows, sizes = rows_before_head(model, together("a", [*single_samples([first]), shorter]), None)
     alone = [rows_before_head(model, part, None) for part in (first, shorter)]
     want, counts = (torch.cat(parts) for parts in zip(*alone, strict=True))
     torch.testing.assert_close(rows, want, rtol=0, atol=1e-6)  # norms are float32

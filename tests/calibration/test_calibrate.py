@@ -31,9 +31,7 @@ VARIANTS = {
     "residual": PAPER.but(residual=0.5),
     "sites": PAPER.but(order="sites"),
     "joint": PAPER.but(affine="joint"),
-    "all of them": PAPER.but(
-        residual=0.7, order="sites", affine="joint", ridge=1e-3, interpolation=0.9
-    ),
+    "all": PAPER.but(residual=0.7, order="sites", affine="joint", ridge=1e-3, interpolation=0.9),
 }
 
 
@@ -51,6 +49,8 @@ def test_order_of_tasks_and_batches_from_generators_change_no_bit():
     first, *others = (
         calibrate(**one, settings=PAPER) for one in (given, turned, given | {"batches": streams})
     )
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        others.append(calibrate(**given, settings=PAPER))
     for other in others:
         assert same_bits(first.model, other.model) and first.blocks == other.blocks
 
@@ -109,8 +109,7 @@ def test_model_drift_equals_numpy():
 
 def test_plan_and_token_weights_can_be_given():
     given = experiment()
-    plan = BlockPlan(Stack("tower", "encoder.layers"))
-    by_plan = calibrate(**given, settings=PAPER, plan=plan)
+    by_plan = calibrate(**given, settings=PAPER, plan=BlockPlan(Stack("tower", "encoder.layers")))
     by_rule = calibrate(**given, settings=PAPER, token_weights=every_token)
     assert by_plan.blocks[0].name == "tower.00" and same_bits(by_plan.model, by_rule.model)
     assert difference(by_rule.model, calibrate(**given, settings=PAPER).model) > 1e-4
@@ -173,6 +172,14 @@ def test_unusable_batches_name_the_task_and_what_is_wrong(bad, says, settings):
     assert "svhn" in message and says in message
 
 
+def test_samples_without_tokens_or_halves_are_refused():
+    given = experiment(tasks=["a"], count=1)
+    assert "has one sample; give two" in refused(BadBatches, given, PAPER.but(ridge="auto"))
+    given = families.experiment(FAMILIES["llama"])
+    given["batches"]["b"][1]["attention_mask"][2] = 0
+    assert "sample 2 of batch 1 is all padding" in refused(BadBatches, given, "auto")
+
+
 def test_a_folder_appears_whole_or_the_older_one_stays(tmp_path, monkeypatch):
     def fails(*_args, **_kwargs):
         raise OSError("broken disk")
@@ -205,11 +212,10 @@ def test_products_with_each_token_in_place_of_the_sums_change_nothing(more, monk
     assert 0 < difference(*results) < 1e-11
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"order": "sites"}, {"order": "sites", "residual": 1.0}, {"residual": 1.0}],
-    ids=str,
-)
+WAYS = [{}, {"order": "sites"}, {"order": "sites", "residual": 1.0}, {"residual": 1.0}]
+
+
+@pytest.mark.parametrize("more", WAYS, ids=str)
 def test_passes_that_end_where_all_is_seen_give_the_bits_of_whole_passes(more, monkeypatch):
     given, own, asked = experiment(torch.float32, batch=2), observe.capture, []
     given["settings"] = PAPER.but(**more)

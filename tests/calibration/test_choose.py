@@ -1,12 +1,14 @@
 """The choice by answers, and the calibration of several students in one pass of the teachers."""
 
+from functools import partial
+
 import families
 import pytest
 import torch
 from families import FAMILIES
 from test_mixtures import given  # noqa: F401 - a fixture
 from test_streaming import written
-from tiny import PAPER, TEXT, experiment, make, same_bits, seeded, shifted
+from tiny import PAPER, TEXT, clip, experiment, make, same_bits, seeded, shifted
 from torch import nn
 from torch.nn.functional import log_softmax
 
@@ -118,18 +120,26 @@ def test_merged_model_that_cannot_be_improved_is_kept(tmp_path, monkeypatch):
     assert "Kept the merged model" in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_candidate_that_overflows_is_left_out(layers, few, monkeypatch):
+    """In the first of two blocks the second has no solution; in the last its answers are none."""
+    given = experiment(torch.float32, ["a", "b"], 16, 8, partial(clip, num_hidden_layers=layers))
+    expected = calibrate(**given)
+    monkeypatch.setattr(choose, "CANDIDATES", {"far": PAPER.but(anchor_blend=1e300)} | FEW)
+    assert same_bits(calibrate(**given).model, expected.model)
+    given["experts"]["a"].post_layernorm.bias.data[0] = torch.inf
+    with pytest.raises(FeatCalError, match="experts?.*a"):
+        calibrate(**given)
+
+
 def test_a_result_that_fails_the_last_check_is_not_used(tmp_path, few, monkeypatch):
     given = experiment(torch.float32, count=48, batch=16)
     assert choose.FINAL in calibrate(**given).choice.divergence
     own = choose.divergences
 
     def worse_at_the_end(models, handles, *samples):
-        return {
-            task: {
-                name: [x + 10 * (name == choose.FINAL) for x in kl] for name, kl in found.items()
-            }
-            for task, found in own(models, handles, *samples).items()
-        }
+        found, more = own(models, handles, *samples), 10 * (choose.FINAL in handles)
+        return {t: {n: [x + more for x in kl] for n, kl in of.items()} for t, of in found.items()}
 
     monkeypatch.setattr(choose, "divergences", worse_at_the_end)
     assert same_bits(calibrate(**given).model, given["merged"])
@@ -179,17 +189,15 @@ def test_batches_that_change_from_reading_to_reading_are_read_once(few):
     assert len(times) == len(shuffled)
 
 
+def test_models_are_listed_with_their_mean_over_the_tasks_that_all_have():
+    choice = choose.Choice("paper", "", None, {"merged": {"a": 9, "b": 3}, "calibrated": {"b": 2}})
+    assert choice.rows == [["merged", "3.0000"], ["calibrated", "2.0000"]]
+
+
 def test_only_candidates_that_harm_no_task_are_chosen_from():
-    g = seeded(0)
-    merged = (1 + torch.rand(20, generator=g)).tolist()
-    found = {
-        "a": {
-            "merged": merged,
-            "paper": [x - 0.9 for x in merged],
-            "stream": [x - 0.2 for x in merged],
-        },
-        "b": {"merged": merged, "paper": [x + 0.1 for x in merged], "stream": merged},
-    }
+    merged = 1 + torch.rand(20, generator=seeded(0)).numpy()
+    found = {"a": {"merged": merged, "paper": merged - 0.9, "stream": merged - 0.2}}
+    found["b"] = {"merged": merged, "paper": merged + 0.1, "stream": merged}
     assert choose.choose(found, FEW).chosen == "stream"
     assert choose.choose({"b": found["b"]}, FEW).chosen == "merged"
 
@@ -236,11 +244,8 @@ def test_halves_are_of_samples_and_not_of_batches():
         task: [{"pixel_values": x} for x in own[0]["pixel_values"].split(3)]
         for task, own in given["batches"].items()
     }
-    for p, q in zip(
-        whole.parameters(),
-        calibrate(**given | {"batches": split}, settings=STREAM).model.parameters(),
-        strict=True,
-    ):
+    other = calibrate(**given | {"batches": split}, settings=STREAM).model
+    for p, q in zip(whole.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-10)
 
 
@@ -273,7 +278,6 @@ def test_the_default_leaves_layers_alone_that_cannot_be_solved(name, few_samples
     with pytest.raises(FeatCalError, match=why):
         calibrate(**given, settings=PAPER)
     assert calibrate(**given).choice.chosen in (*FEW, choose.MERGED)
-    models = given["merged"], seen[0]["paper"]
-    before, own = (dict(model.named_parameters()) for model in models)
+    before, own = (dict(m.named_parameters()) for m in (given["merged"], seen[0]["paper"]))
     same = {n for n, p in own.items() if n.startswith(blocks) and torch.equal(p, before[n])}
     assert same == {n for n in own if n.startswith(blocks) and any(end in n for end in ends)}

@@ -85,9 +85,8 @@ def test_merged_classifier_keeps_the_head_of_the_base(given):
 
 
 def test_models_of_another_tower_are_refused(given):
-    roberta = make(FAMILIES["roberta"].build, 0, torch.float32)
     with pytest.raises(FeatCalError):
-        merge("average", given["base"], {"a": roberta})
+        merge("average", given["base"], {"a": make(FAMILIES["roberta"].build, 0, torch.float32)})
     config = tf.BertConfig(**TEXT | {"intermediate_size": 48})
     narrow = dict.fromkeys("ab", make(lambda: tf.BertModel(config), 0, torch.float32))
     with pytest.raises(FeatCalError, match="48"):
@@ -121,5 +120,5 @@ def test_a_peft_model_in_memory_and_its_folder_are_the_expert_they_compute(given
         calibrate(base, **given | {"experts": {"a": expert}}).model for expert in (whole, *forms)
     ]
     assert all(same_bits(model, expected) for model in results)
-    with pytest.raises(FeatCalError, match="a LoRA adapter, not a model"):
+    with pytest.raises(FeatCalError, match="not a model[^|]*the command compare"):
         compare({"base": base}, {"a": tmp_path / "adapter"}, batches)

@@ -15,20 +15,16 @@ from featcal.errors import BadPlan
 from featcal.models.load import load_model, save_model
 
 KINDS = {
-    "phimoe": (tf.PhimoeForCausalLM, tf.PhimoeConfig, {"num_local_experts": 4}),
-    "mixtral": (tf.MixtralForCausalLM, tf.MixtralConfig, {"num_local_experts": 4}),
-    "qwen3": (
-        tf.Qwen3MoeForCausalLM,
-        tf.Qwen3MoeConfig,
-        {"num_experts": 4, "moe_intermediate_size": 24},
-    ),
+    "phimoe": (tf.PhimoeForCausalLM, {"num_local_experts": 4}),
+    "mixtral": (tf.MixtralForCausalLM, {"num_local_experts": 4}),
+    "qwen3": (tf.Qwen3MoeForCausalLM, {"num_experts": 4, "moe_intermediate_size": 24}),
 }
 PLAIN = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
 
 
 def mixture(name):
-    kind, config, more = KINDS[name]
-    return kind(config(**GROUPED, **more, num_experts_per_tok=2))
+    kind, more = KINDS[name]
+    return kind(kind.config_class(**GROUPED, **more, num_experts_per_tok=2))
 
 
 @pytest.fixture(params=KINDS)
@@ -57,9 +53,7 @@ CHANGES = [
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_the_result_does_not_depend_on_how_samples_are_batched(given, changes):
     parts = ({task: text(10 * i, batch=size) for i, task in enumerate("ab")} for size in (4, 6))
-    one, other = (
-        calibrated(given | {"batches": batches}, PLAIN.but(**changes)).model for batches in parts
-    )
+    one, other = (calibrated(given | {"batches": b}, PLAIN.but(**changes)).model for b in parts)
     assert difference(one, other) < 1e-4  # norms and routers compute in float32
     assert difference(one, given["merged"]) > 1e-2
 
@@ -67,8 +61,7 @@ def test_the_result_does_not_depend_on_how_samples_are_batched(given, changes):
 def routed(model, batches, number):
     """Rows that reach the first block's experts, and which of them the router sends to one expert."""
     seen, experts = [], model.model.layers[0].mlp.experts
-    note = experts.register_forward_pre_hook(lambda _, args: seen.append(args[:2]))
-    with note, torch.no_grad():
+    with experts.register_forward_pre_hook(lambda _, args: seen.append(args[:2])), torch.no_grad():
         for batch in batches:
             model(**batch)
     return [
@@ -147,7 +140,5 @@ def test_folders_equal_modules_and_load_with_the_same_logits(given, tmp_path, fo
 def test_experts_that_compute_otherwise_are_refused_by_name(given, monkeypatch):
     kind = type(given["merged"].model.layers[0].mlp.experts)
     monkeypatch.setattr(kind, "forward", lambda self, x, index, weights: x * 2)
-    with pytest.raises(
-        BadPlan, match=r"experts of model\.layers\.0\.mlp\.experts differ from plain"
-    ):
+    with pytest.raises(BadPlan, match=r"of model\.layers\.0\.mlp\.experts differ from plain"):
         calibrated(given)

@@ -1,7 +1,10 @@
 """A calibration that is killed continues after the last solved block and writes the same bytes."""
 
 import os
+import shutil
 import signal
+from functools import partial
+from pathlib import Path
 
 import families
 import processes
@@ -15,17 +18,13 @@ from tiny import PAPER, clip, images
 from featcal import calibrate
 from featcal.calibration import choose
 from featcal.calibration.scratch import RunFolder
-from featcal.errors import BadBatches, BadFile
+from featcal.errors import BadBatches, BadFile, BadSetting
 from featcal.files import claimed
 from featcal.models.load import save_model
 
 
-def deep(dtype):
-    return clip(dtype=dtype, num_hidden_layers=4)
-
-
 def experiment():
-    return tiny.experiment(torch.float32, build=deep)
+    return tiny.experiment(torch.float32, build=partial(clip, num_hidden_layers=4))
 
 
 class Killed(Exception):
@@ -88,9 +87,7 @@ def test_killed_run_resumes_with_the_same_bytes(case, tmp_path, monkeypatch):
         before = {"candidates": 1, "choice": 3}.get(case, blocks)
         assert again == undisturbed and resumed == [n < before for n in range(4)]
         assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "whole"]
-        for file in (tmp_path / "out").iterdir():
-            file.unlink()
-        (tmp_path / "out").rmdir()
+        shutil.rmtree(tmp_path / "out")
 
 
 def altered(file):
@@ -127,18 +124,15 @@ def test_block_missing_at_the_end_is_one_error(tmp_path, monkeypatch):
     given = experiment()
     given["merged"] = save_model(given["merged"], tmp_path / "merged")
     whole = RunFolder.keep
+    some = lambda run, name, *rest: name == "vision.02" or whole(run, name, *rest)  # noqa: E731
     with monkeypatch.context() as patch, pytest.raises(BadFile, match=r"lost block vision\.02"):
-        patch.setattr(
-            RunFolder,
-            "keep",
-            lambda run, name, *rest: name == "vision.02" or whole(run, name, *rest),
-        )
+        patch.setattr(RunFolder, "keep", some)
         finished(tmp_path / "out", given)
     assert finished(tmp_path / "out", given)[1] == [True, True, False, True]
 
 
 CHANGES = ["model", "batches", "settings", "token_weights", "not wanted", "weights of a folder"]
-CHANGES += ["captured by token_weights", "config"]
+CHANGES += ["captured by token_weights", "config", "a switch of the batches"]
 
 
 def every_token_is(value):
@@ -148,6 +142,7 @@ def every_token_is(value):
 @pytest.mark.parametrize("change", CHANGES)
 def test_solved_blocks_of_another_run_are_not_used(tmp_path, monkeypatch, change):
     given, settings, more = experiment(), PAPER, {}
+    given["batches"]["svhn"][0]["interpolate_pos_encoding"] = False
     if change == "weights of a folder":  # its files keep their sizes
         given["base"] = save_model(given["base"], tmp_path / "base")
     elif change == "captured by token_weights":
@@ -165,10 +160,12 @@ def test_solved_blocks_of_another_run_are_not_used(tmp_path, monkeypatch, change
         more = {"resume": False}
     elif change == "captured by token_weights":
         given["token_weights"] = every_token_is(2.0)
+    elif change == "a switch of the batches":
+        given["batches"]["svhn"][0]["interpolate_pos_encoding"] = True
     elif change == "config":  # as of rotations, of which no parameter tells
         given["base"].config.attention_dropout = 0.5
     else:
-        save_model(tiny.shifted(deep(torch.float32), 3, 1e-3), tmp_path / "base")
+        save_model(tiny.shifted(experiment()["base"], 3, 1e-3), tmp_path / "base")
     undisturbed, _ = finished(tmp_path / "whole", given, settings, **more)
     assert finished(tmp_path / "out", given, settings, **more) == (undisturbed, [False] * 4)
 
@@ -194,10 +191,16 @@ def test_sigkill_leaves_only_what_resuming_needs(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
 
 
-def test_other_files_in_the_work_folder_stay(tmp_path):
-    (tmp_path / "notes").write_text("mine")
-    finished(tmp_path / "out", experiment(), work=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "out"]
+def test_a_work_folder_that_was_there_and_other_files_in_it_stay(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    finished(tmp_path / "out", experiment(), work=tmp_path / "empty")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "out"]
+    killed_after(monkeypatch, 1, tmp_path / "empty/out", experiment())
+    monkeypatch.chdir(tmp_path / "empty")
+    finished("out", experiment(), work=".")
+    assert [path.name for path in Path().iterdir()] == ["out"]
+    with pytest.raises(BadSetting, match="another folder than out"):
+        finished("out", experiment(), work="out")
 
 
 def test_two_runs_with_one_result_or_in_one_folder_are_refused(tmp_path):

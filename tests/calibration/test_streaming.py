@@ -1,5 +1,7 @@
 """Folders in, a folder out, one block in memory at a time: the numbers of whole models in memory."""
 
+from functools import partial
+
 import families
 import pytest
 import tiny
@@ -41,8 +43,7 @@ def test_streamed_folders_give_the_bits_of_models_in_memory(family, tmp_path):
     given = of_pictures(given) if family == "clip" else given
     in_memory = calibrate(**given, settings=PAPER)
     folders = written(given, tmp_path, lambda m, f: m.save_pretrained(f))
-    streamed = calibrate(**folders, settings=PAPER, out=tmp_path / "out")
-    assert streamed.blocks == in_memory.blocks
+    assert calibrate(**folders, settings=PAPER, out=tmp_path / "out").blocks == in_memory.blocks
     assert same_bits(type(given["merged"]).from_pretrained(tmp_path / "out"), in_memory.model)
     assert same_bits(load_as_calibrated(tmp_path / "out"), in_memory.model)
 
@@ -113,8 +114,7 @@ def test_half_precision_is_calibrated_in_float32_and_written_as_it_came(tmp_path
 def counted(tmp_path, monkeypatch, blocks, experts):
     """Most bytes of parameters, and of activations, in memory while a folder is calibrated."""
     tasks, kept, keep = tuple(f"task{i}" for i in range(experts)), [], Spool.keep
-    build = lambda dtype: clip(dtype=dtype, num_hidden_layers=blocks)  # noqa: E731
-    given = tiny.experiment(torch.float32, tasks, 10, build=build)
+    given = tiny.experiment(torch.float32, tasks, 10, build=partial(clip, num_hidden_layers=blocks))
     root = tmp_path / f"{blocks}-{experts}"
 
     def noted(spool, tensor):
@@ -130,9 +130,7 @@ def counted(tmp_path, monkeypatch, blocks, experts):
     return loaded.peak, max(kept), block
 
 
-def test_memory_grows_with_the_block_and_not_with_the_model_or_the_number_of_experts(
-    tmp_path, monkeypatch
-):
+def test_memory_grows_with_the_block_not_with_blocks_or_experts(tmp_path, monkeypatch):
     parameters, activations, block = counted(tmp_path, monkeypatch, blocks=4, experts=2)
     # the student's, the teacher's, the one read ahead; the base's while solving
     assert parameters <= 4 * block and activations <= 4000
@@ -166,8 +164,7 @@ class Float64Peak(TorchDispatchMode):
 
 
 def peak(tasks):
-    build = lambda dtype: clip(dtype=dtype, width=WIDTH)  # noqa: E731
-    given = experiment(torch.float32, tasks, count=30, batch=15, build=build)
+    given = experiment(torch.float32, tasks, 30, 15, build=partial(clip, width=WIDTH))
     with Float64Peak() as counted:
         calibrate(**given, settings=PAPER)
     return counted.peak

@@ -54,11 +54,8 @@ EVALUATE = ["evaluate", "--model", "merged", "--clip", "base", *DATA]
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file with its bytes, hidden ones too."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def refused(arguments: list[str], folder: Path, capsys) -> str:
@@ -130,6 +127,7 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*CALIBRATE, "--set", "split=trian"], "trian"),
         ([*CALIBRATE, "--data", "cars=images/dtd"], "cars"),
         ([*EVALUATE, "--template", "a photo"], "{}"),
+        ([*EVALUATE, "--card", "--set", "split=trian"], "no card (README.md)"),
         (["evaluate", "--model", "merged", "--clip", "mnist", *DATA], "CLIPModel"),
         ([*CALIBRATE, "--set", "work=base/config.json"], "names a file"),
         ([*CALIBRATE, "--set", "work=base/waiting"], "lies in"),

@@ -83,9 +83,9 @@ def with_nan(weight):
         (lambda: Path("merged/config.json").write_bytes(b"\xff\xfe"), [CALIBRATE], ["merged/config.json"]),
         (lambda: Path("base/preprocessor_config.json").write_text("[1]"), [CALIBRATE, EVALUATE, CONVERT], ["preprocessor_config.json"]),
         (lambda: Path("base/preprocessor_config.json").write_text("{"), [CALIBRATE, EVALUATE, CONVERT], ["preprocessor_config.json"]),
-        (lambda: shutil.copy("images/mnist/test/cat/000.png", "images/mnist/test"), [EVALUATE], ["images/mnist/test", "class folders"]),
-        (lambda: [shutil.rmtree("images/dtd/train"), Path("images/dtd/train").mkdir()], [CALIBRATE], ["images/dtd", "holds no sample"]),
-        (lambda: [p.rename(p.with_suffix(".heic")) for p in Path("images/dtd/train").rglob("*.png")], [CALIBRATE], ["such as", ".heic", "holds no sample"]),
+        (lambda: shutil.copy("images/mnist/test/cat/000.png", "images/mnist/test"), [EVALUATE], ["images/mnist/test", "class folder"]),
+        (lambda: [shutil.rmtree("images/dtd/train"), Path("images/dtd/train").mkdir()], [CALIBRATE], ["images/dtd", "holds no"]),
+        (lambda: [p.rename(p.with_suffix(".heic")) for p in Path("images/dtd/train").rglob("*.png")], [CALIBRATE], ["such as", ".heic", "holds no"]),
         (wider, [EVALUATE], ["merged", "64", "32"]),
         (lambda: Path("base/tokenizer.json").unlink(), [EVALUATE], ["tokenizer.json"]),
     ],
@@ -112,6 +112,13 @@ def test_out_may_not_be_a_broken_link(models, capsys, command):
     Path("loop").symlink_to("loop")
     for link in ("link", "loop"):
         assert "is a link to" in refused([*command, "--out", link], models, capsys)
+
+
+def test_out_may_be_the_current_folder(models, monkeypatch):
+    monkeypatch.chdir("merged")
+    given = "--base ../base --expert mnist=../mnist --expert dtd=../dtd --out . --force".split()
+    assert cli.main(["merge", "average", *given]) == 0 and Path("featcal.json").is_file()
+    assert tree(models / "merged") == tree(Path())
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

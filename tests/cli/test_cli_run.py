@@ -132,8 +132,7 @@ def test_inspect_shows_sites_exchange_and_what_stays_as_it_is(models, capsys, mo
     for word in ("encoder_hidden_states", "encoder_decoder_position_bias", "shared.weight"):
         assert word in printed
     assert cli.main(["inspect", "merged", "--plan"]) == 0
-    # where only the class token counts for q
-    assert "sites of the last block" in capsys.readouterr().out
+    assert "sites of the last block" in capsys.readouterr().out  # q's class token alone counts
 
 
 def test_inspect_of_a_model_that_does_not_run_without_weights_says_so_and_goes_on(models, capsys):
@@ -180,9 +179,7 @@ CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated memory 
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA), MemoryError()])
-def test_memory_that_runs_out_is_one_message_and_nothing_half_written(
-    models, capsys, monkeypatch, error
-):
+def test_no_memory_is_one_message_and_nothing_half_written(models, capsys, monkeypatch, error):
     def full(*_, **__):
         raise error
 

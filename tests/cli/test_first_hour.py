@@ -14,6 +14,7 @@ import featcal
 from featcal.cli import main as cli
 from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
+from featcal.errors import FeatCalError
 from featcal.evaluation.accuracy import zero_shot_head
 from featcal.models.load import load_clip, load_tokenizer
 from featcal.models.stored import skeleton
@@ -45,9 +46,9 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(m
     measured = featcal.compare(models, EXPERTS, unseen(Draw(4, 42, 32, skip=8)))
     for row, before, after in zip(rows, measured[::2], measured[1::2], strict=True):
         assert (row["expert"], row["samples"], 4) == (after.expert, 4, after.samples)
-        assert row["before"] == pytest.approx(before.kl, rel=1e-3)
-        assert row["after"] == pytest.approx(after.kl, rel=1e-3)
+        assert row["before"] == pytest.approx(before.by_sample["kl"], rel=1e-3)
         difference = after.than_first["kl"]
+        assert row["after"] - row["before"] == pytest.approx(difference.mean, rel=0.1)
         beyond = abs(difference.mean) > 2 * difference.error
         expected = ("better" if difference.mean < 0 else "worse") if beyond else "same"
         assert row["verdict"] == expected
@@ -80,11 +81,29 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
     assert [row["kl"] for row in rows] == [
         one.kl for one in featcal.compare({"merged": "merged", "new": "new"}, EXPERTS, batches)
     ]
-    assert cli.main([*compared, "--seed", "7"]) == 0
-    assert "another seed" in capsys.readouterr().err
+    assert cli.main([*arguments, "--seed", "7", "--out", "other"]) == 0
+    for more in (["--seed", "7"], ["--model", "other=other"]):
+        assert cli.main([*compared, *more]) == 0
+        assert "calibration drew with another seed" in capsys.readouterr().err
     assert cli.main([*arguments[:-1], "12", "--out", "all"]) == 0
     message = refused([*compared[:-5], "new=all", *BY_NAME], Path(), capsys)
     assert "more than the 12 samples that are left out" in message
+    Path("math.jsonl").write_text(Path("math.jsonl").read_text() + '{"text": "one more"}\n')
+    record = Path("new/featcal.json").read_text()
+    for key, reason in ("samples", "had another number of rows"), ("old", "did not record its"):
+        Path("new/featcal.json").write_text(record.replace("samples", key))
+        assert cli.main(compared) == 0
+        assert f"calibration {reason}" in capsys.readouterr().err
+
+
+def test_the_progress_of_a_mixture_counts_the_blocks_of_six_candidates(merged, monkeypatch, capsys):
+    def bar(total, _):
+        raise FeatCalError(f"{total} blocks")
+
+    monkeypatch.setattr("featcal.models.modules.packed_experts", lambda _: True)
+    monkeypatch.setattr("featcal.cli.calibrate.progress_bar", bar)
+    said = refused(["calibrate", "--merged", "merged", *BY_NAME, "--out", "new"], Path(), capsys)
+    assert f"{7 * skeleton('base').config.num_hidden_layers} blocks" in said
 
 
 def test_base_and_experts_are_read_from_the_recipe_that_a_card_shows(llamas, capsys):
@@ -107,10 +126,8 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch
         own = told(capsys, "evaluate", "--model", model, *asked)
         assert own == told(capsys, "evaluate", "--model", model, "--clip", "clip", *asked)
     assert "--clip" in refused(["evaluate", "--model", "mnist", *asked], Path(), capsys)
-    run = (
-        "calibrate --merged merged --data mnist=images --classes mnist=cat,dog --samples 9".split()
-    )
-    chosen = told(capsys, *run, "--out", "new")["choice"]["divergence"]
+    run = "calibrate --merged merged --data mnist=images --classes mnist=cat,dog".split()
+    chosen = told(capsys, *run, "--samples", "9", "--out", "new")["choice"]["divergence"]
     clip, tokens = load_clip("clip"), load_tokenizer("clip")
     head = zero_shot_head(clip, tokens, ["cat", "dog"], ["a photo of a {}."])
     given = {"base": "clip", "experts": {"mnist": "mnist"}}
@@ -148,6 +165,5 @@ def test_classes_are_for_models_without_a_head(merged, capsys):
 
 def test_a_head_that_no_model_has_is_named(merged, capsys):
     checkpoints.with_tensors(Path("models/math"), {"v_head.summary.weight": torch.ones(1, 32)})
-    run = ["calibrate", "--merged", "merged", *BY_NAME, "--out", "new", "--dry-run"]
-    assert cli.main(run) == 0
+    assert cli.main(["calibrate", "--merged", "merged", *BY_NAME, "--out", "new", "--dry-run"]) == 0
     assert "LlamaForCausalLM has no v_head.summary.weight: not used" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 from hub_client import Client
 from hub_repositories import everything
 from hub_server import TOKEN, Commit, HubServer
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, RepoUrl
 from test_cli import tree
 
 from featcal.cli import main as cli
@@ -27,6 +27,8 @@ def place(tmp_path_factory) -> Path:
     checkpoints.vision_folder(folder / "merged", 2)
     for seed, name in enumerate(("base", "expert", "merged")):
         language.folder(folder / f"llama-{name}", "llama", seed)
+    for file in ("source.spm", "bpe.codes"):  # of the tokenizers of Marian and XLM
+        (folder / "llama-base" / file).write_text(file)
     return folder
 
 
@@ -138,9 +140,8 @@ def gone(served, place):
         hub.repositories[repository] = {"main": Commit(repository, folder)}
     hub.written = ask_everywhere(client, hub.folder / "online")
     hub.stop()
-    with Client(
-        {**environment(hub), "HF_HUB_OFFLINE": "1", "HF_TOKEN": TOKEN}, hub.folder / "here"
-    ) as offline:
+    variables = {**environment(hub), "HF_HUB_OFFLINE": "1", "HF_TOKEN": TOKEN}
+    with Client(variables, hub.folder / "here") as offline:
         yield {"gone": client, "offline": offline}
 
 
@@ -156,11 +157,7 @@ def test_a_data_set_of_the_hub_calibrates_as_its_files_in_a_folder(served, calib
         ("owner/digits@v9", [], "owner/digits@v9: the hub has no such repository or revision"),
         ("bad/gated", [], "hf auth login"),
         ("owner/digits:medium", [], "'medium' not found. Available: ['small', 'large']"),
-        (
-            "owner/digits@v1",
-            ["--set", "split=val"],
-            "Unknown split \"val\". Should be one of ['train', 'test']",
-        ),
+        ("owner/digits@v1", ["--set", "split=val"], "split \"val\". Should be one of ['train', 't"),
         ("bad/labels", [], "no column 'image'; it has label"),
         ("bad/short", [], "bad/short@main: cannot be read"),
         ("bad/bare", [], "bad/bare@main: "),
@@ -205,14 +202,21 @@ def test_a_pushed_folder_is_the_written_one_and_what_is_not_taken_stays(
 ):
     """With the hub's client replaced by one that copies to a folder, once for each name."""
 
-    def upload(client, repo_id, folder_path, commit_message):
+    def upload(client, repo_id, folder_path, commit_message, delete_patterns):
+        for file in (f for p in delete_patterns for f in (tmp_path / "hub" / repo_id).glob(p)):
+            file.unlink()
+        (tmp_path / "hub" / repo_id).rmdir()
         shutil.copytree(folder_path, tmp_path / "hub" / repo_id)
 
+    (tmp_path / "hub/me/new").mkdir(parents=True)
+    for older in ("model-00001-of-00001.safetensors", "model.safetensors.index.json"):
+        (tmp_path / "hub/me/new" / older).touch()
     monkeypatch.setattr(HfApi, "whoami", lambda client: {"name": "me"})
-    monkeypatch.setattr(HfApi, "create_repo", lambda client, name, exist_ok: f"https://hub/{name}")
+    url = RepoUrl("https://huggingface.co/me/new")
+    monkeypatch.setattr(HfApi, "create_repo", lambda client, name, exist_ok: url)
     monkeypatch.setattr(HfApi, "upload_folder", upload)
-    assert cli.main(pushing(place, tmp_path / "new", "me/new")) == 0
-    assert "https://hub/me/new" in capsys.readouterr().err
+    assert cli.main(pushing(place, tmp_path / "new", "new")) == 0
+    assert "https://huggingface.co/me/new" in capsys.readouterr().err
     assert tree(tmp_path / "hub/me/new") == tree(tmp_path / "new")
     assert cli.main(pushing(place, tmp_path / "more", "me/new")) == cli.MISTAKE
     assert f"hf upload me/new {tmp_path / 'more'}" in capsys.readouterr().err
@@ -233,6 +237,7 @@ def test_offline_the_cached_commit_and_configuration_are_read(served, gone, cali
 def test_without_a_connection_every_command_takes_models_and_data_from_the_cache(served, gone):
     hub, _ = served
     assert ask_everywhere(gone["offline"], hub.folder / "offline") == hub.written
+    assert {"merged/source.spm", "merged/bpe.codes"} <= hub.written.keys()
     for name in ("none", "planned"):  # of the second only the configuration is cached
         code, said = gone["offline"].ask("featcal", "inspect", f"owner/{name}")
         assert code == 2 and f"owner/{name}: {UNREACHED}" in said and said.count("featcal:") == 1

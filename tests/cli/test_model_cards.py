@@ -7,8 +7,11 @@ import pytest
 from huggingface_hub import ModelCard
 from test_cli import CALIBRATE, DATA, EVALUATE, EXPERTS, MERGE, models, ready, told  # noqa: F401 - two fixtures
 
-from featcal.card import front_matter, licences_differ, render_card
+from featcal.card import add_results, front_matter, licences_differ, render_card
 from featcal.cli import main as cli
+from featcal.cli import output
+from featcal.data.places import Location
+from featcal.errors import BadFile
 
 
 def with_card(folder: Path, front: str) -> Path:
@@ -18,7 +21,8 @@ def with_card(folder: Path, front: str) -> Path:
 
 
 def card_of(inputs: dict[str, object]) -> ModelCard:
-    return ModelCard(render_card("A merge", "Merged.", inputs, [["a|b", ["x", "y"]]], {}))
+    settings = [["a|b", ["x", "y"]], ["rtol", None]]
+    return ModelCard(render_card("A merge", "Merged.", inputs, settings, {}))
 
 
 def test_the_card_agrees_with_featcal_json_and_has_no_local_path(models):  # noqa: F811
@@ -26,10 +30,8 @@ def test_the_card_agrees_with_featcal_json_and_has_no_local_path(models):  # noq
     assert cli.main(["calibrate", "--merged", "fused", *CALIBRATE[3:]]) == 0
     card = ModelCard.load(models / "new/README.md")
     assert card.data.tags == ["merge", "featcal"] and card.data.license is None
-    record = json.loads((models / "new/featcal.json").read_text())
-    rows = [
-        "| {name} | {relative_drift:.3f} | {cosine:.3f} |".format(**b) for b in record["blocks"]
-    ]
+    blocks = json.loads((models / "new/featcal.json").read_text())["blocks"]
+    rows = ["| {name} | {relative_drift:.3f} | {cosine:.3f} |".format(**block) for block in blocks]
     rows += [
         "| λ, ridge | 0.05 |",
         "| modules | all |",
@@ -49,10 +51,8 @@ def test_measured_results_are_in_the_table_and_in_the_hub_s_model_index(models, 
     for split in ("train", "test", "test"):
         scores = told(capsys, *evaluate, f"split={split}", "--card")["tasks"]
     compare = ["compare", "--model", "it=fused", *EXPERTS, *DATA, "--samples", "4", "--skip", "0"]
-    drift = {
-        one["expert"]: one["relative_drift"]
-        for one in told(capsys, *compare, "--card")["agreement"]
-    }
+    agreement = told(capsys, *compare, "--card")["agreement"]
+    drift = {one["expert"]: one["relative_drift"] for one in agreement}
     card = ModelCard.load("fused/README.md")
     results = {
         (one.dataset_name, one.metric_type, one.dataset_split): one.metric_value
@@ -68,6 +68,17 @@ def test_measured_results_are_in_the_table_and_in_the_hub_s_model_index(models, 
     assert card.text.count("## Accuracy") == 1 and "## Use" in card.text
 
 
+def test_results_on_a_file_have_no_split_and_percentages_are_not_in_the_table(tmp_path):
+    folder, values = with_card(tmp_path / "m", "license: mit"), {"a": 0.5, "b": 0.5, "c": 85.4}
+    data = {"a": Location(tmp_path), "b": Location(folder / "README.md"), "c": Location(folder)}
+    results = [(task, "accuracy", "accuracy", value) for task, value in values.items()]
+    output.add_to_card(folder, data, "test", "text-classification", results)
+    card = ModelCard.load(folder / "README.md")
+    splits = {one.dataset_name: one.dataset_split for one in card.data.eval_results}
+    assert splits == {"a": "test", "b": None, "c": "test"}
+    assert "| a | test | 50.00 |\n| b |  | 50.00 |" in card.text and "85" not in card.text
+
+
 def test_inputs_on_the_hub_are_the_base_models_of_a_merge(tmp_path):
     names = ("a--base", "b--expert")
     cached = [tmp_path / f"models--{name}/snapshots/{'5' * 40}" for name in names]
@@ -76,19 +87,24 @@ def test_inputs_on_the_hub_are_the_base_models_of_a_merge(tmp_path):
     inputs = {"base": cached[0], "expert x": cached[1], "merged": tmp_path, "expert y": object()}
     data = card_of(inputs).data
     assert data.base_model == ["a/base", "b/expert"] and data.base_model_relation == "merge"
+    with pytest.raises(BadFile, match="hf download a/base --local-dir"):
+        add_results(cached[0], [])
     card = card_of({"base": tmp_path})
     assert not {"base_model", "base_model_relation"} & card.data.to_dict().keys()
-    assert "| a\\|b | x, y |" in card.text
+    assert "| a\\|b | x, y |\n| rtol | default |" in card.text
 
 
 def test_a_licence_that_all_cards_share_is_inherited(tmp_path):
-    own = "license: other\nlicense_name: mine\nlicense_link: https://example.org/terms"
+    own = "license: [other]\nlicense_name: mine\nlicense_link: https://example.org/terms"
     inputs = {"base": with_card(tmp_path / "a", own), "expert x": with_card(tmp_path / "b", own)}
     card = card_of(inputs | {"merged model": tmp_path})
     data = card.data.license, card.data.license_name, card.data.license_link
     assert data == ("other", "mine", "https://example.org/terms")
     assert card.text.rstrip().endswith("- No licence stated: merged model.")
     assert not licences_differ(inputs)
+    several = with_card(tmp_path / "c", "license:\n- mit\n- apache-2.0")
+    card = card_of({"base": several})
+    assert card.data.license == ["mit", "apache-2.0"] and "`mit, apache-2.0`: base" in card.text
 
 
 def test_licences_that_differ_are_listed_and_none_is_inherited(models, capsys):  # noqa: F811
@@ -101,10 +117,14 @@ def test_licences_that_differ_are_listed_and_none_is_inherited(models, capsys): 
     assert "different licences" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "# No metadata", "---\na: [\n---\n", "---\n- 1\n---\n", "---\nlicense: mit\n", "\xff"],
-)
-def test_an_unreadable_card_has_no_metadata(tmp_path, text):
+BROKEN = ["---\na: [\n---\n", "---\n- 1\n---\n", "\xff"]
+
+
+@pytest.mark.parametrize("text", ["", "# No metadata", "---\nlicense: mit\n", *BROKEN])
+def test_an_unreadable_card_has_no_metadata_and_takes_no_results(tmp_path, text):
     (tmp_path / "README.md").write_bytes(text.encode("latin-1"))
     assert front_matter(tmp_path) == {}
+    if text not in BROKEN:
+        with_card(tmp_path, "model-index: [{}]")
+    with pytest.raises(BadFile, match=r"README\.md: its YAML head or text cannot be read"):
+        add_results(tmp_path, [])

@@ -13,11 +13,8 @@ from featcal.cli import main as cli
 from featcal.errors import BadFile
 from featcal.interchange.mergekit import read_recipe
 
-TASK = {
-    "merge_method": "task_arithmetic",
-    "base_model": "base",
-    "models": [{"model": "a"}, {"model": "b"}],
-}
+TASK = {"merge_method": "task_arithmetic", "base_model": "base"}
+TASK |= {"models": [{"model": "a"}, {"model": "b"}]}
 
 
 def written(folder: Path, **changes) -> Path:
@@ -28,10 +25,7 @@ def written(folder: Path, **changes) -> Path:
 
 def slices(*ranges, names="ab"):
     """Slices of the same models."""
-    return [
-        {"sources": [{"model": name, "layer_range": list(layers)} for name in names]}
-        for layers in ranges
-    ]
+    return [{"sources": [{"model": n, "layer_range": list(r)} for n in names]} for r in ranges]
 
 
 @pytest.mark.parametrize(
@@ -72,10 +66,7 @@ def test_where_the_base_model_is_one_of_the_merged_models_it_is_an_expert(tmp_pa
         ({"merge_method": None}, "merge_method"),
         ({"models": None, "slices": [{"sources": []}]}, "slices"),
         ({"models": None, "slices": slices((0, 1), (2, 3))}, "no whole models"),
-        (
-            {"slices": slices((0, 2)) + slices((2, 3), names="ac"), "models": None},
-            "no whole models",
-        ),
+        ({"models": None, "slices": slices((0, 2)) + slices((2, 3), names="ac")}, "no whole"),
         ({"models": None, "slices": slices((1, 3))}, "no whole models"),
         ({"models": None, "modules": {"text": {"models": [{"model": "a"}]}}}, "modules"),
         ({"merge_method": "passthrough"}, "merges nothing"),
@@ -104,18 +95,13 @@ CALIBRATE = ["calibrate", "--set", "recipe=merge.yaml", "--merged", "merged", *D
 def test_every_way_a_recipe_can_fall_short_is_one_message_with_a_way_out(llamas, capsys):
     recipe_of_the_page()
     merged_as_mergekit_does(Path("merge.yaml"), Path("merged"))
+    twice = [{"model": f"models/{name}"} for name in ("math", "../models/math")]
     for changes, said in (
         ({"merge_method": "linear", "base_model": None}, "--base FOLDER"),
         ({"base_model": None, "base_modle": "base"}, "--base FOLDER"),
         ({"base_model": "nowhere"}, "nowhere"),
-        (
-            {"base_model": "nobody/nothing"},
-            "given with merge.yaml; searched in . and in the current",
-        ),
-        (
-            {"models": [{"model": f"models/{m}"} for m in ("math", "../models/math")]},
-            "--expert math-1",
-        ),
+        ({"base_model": "nobody/nothing"}, "merge.yaml; searched in . and in the current"),
+        ({"models": twice}, "--expert math-1"),
         ({"models": [{"model": "models/math"}]}, "code"),
     ):
         recipe_of_the_page(**changes)

@@ -206,9 +206,13 @@ def test_dinov2_is_calibrated_compared_and_scored_by_class_means(tmp_path, monke
     names = ["dog", "cat"]  # in the other order
     columns = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=names))
     picture = {"image": [Image.new("RGB", (32, 32))], "label": [0]}
-    datasets.Dataset.from_dict(picture, columns).to_parquet("images/birds/test.parquet")
-    assert cli.main([*wrong, "birds=images/birds"]) == 2
-    assert "cat, dog" in capsys.readouterr().err
+    table = datasets.Dataset.from_dict(picture, columns)
+    table.to_parquet("images/birds/test.parquet")
+    table.save_to_disk("saved")
+    for path in ("images/birds", "images/birds/test.parquet", "saved"):
+        assert cli.main([*wrong, f"birds={path}"]) == 2
+        said = "cat, dog" if path == "images/birds" else "pictures of a split train"
+        assert said in capsys.readouterr().err
     assert cli.main([*wrong, "birds=images/birds", "--template", "a {}"]) == 2
 
 

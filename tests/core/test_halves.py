@@ -49,8 +49,7 @@ def error(tasks, A, a, ridge, joint):
             target = ALPHA * y.numpy() + (1 - ALPHA) * (x @ W.numpy().T + b.numpy())
             target = target if joint else target - b.numpy()
             root = np.sqrt(1 / len(x) / np.linalg.norm(x.T @ x / len(x)))
-            one = np.ones((len(x), 1))
-            z = root * (np.hstack([x, one]) if joint else x)
+            z = root * (np.hstack([x, np.ones((len(x), 1))]) if joint else x)
             lefts.append(z[sample % 2 != k])
             rights.append(root * target[sample % 2 != k])
             tests.append((z[sample % 2 == k], root * target[sample % 2 == k]))
@@ -101,8 +100,7 @@ def test_projected_error_of_many_outputs_is_within_2_percent():
             g, V = torch.linalg.eigh(train.left)
             M, N = (V.T @ (half.right - half.left @ A.T) for half in (train, held_out))
             u = 1 / (g + ridge)
-            square = (M @ M.T) * (V.T @ held_out.left @ V)
-            total += float(u @ square @ u - 2 * u @ (M * N).sum(1))
+            total += float(u @ ((M @ M.T) * (V.T @ held_out.left @ V)) @ u - 2 * u @ (M * N).sum(1))
         return total
 
     ridge = ridge_by_halves(halves, A, a, "separate")

@@ -35,9 +35,8 @@ def power_law(seed):
     spectrum = torch.arange(1, WIDTH + 1, dtype=torch.float64) ** -1.2
     Q = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64))[0]
     x = (torch.randn(TOKENS, WIDTH, generator=g, dtype=torch.float64) * spectrum) @ Q.T
-    return (x + 3 * Q[:, 0]).float(), torch.randn(
-        OUTPUTS, WIDTH, generator=g, dtype=torch.float64
-    ) / WIDTH**0.5
+    W = torch.randn(OUTPUTS, WIDTH, generator=g, dtype=torch.float64) / WIDTH**0.5
+    return (x + 3 * Q[:, 0]).float(), W
 
 
 def solved(dtype, ridge):

@@ -36,12 +36,8 @@ def moments(x_cal, x_exp, w, y_exp=None, batches=1):
 def system(tasks, alpha=ALPHA, task_weights="gram", target="input"):
     total = RidgeSystem.zero(*reversed(tasks[0][3].shape))
     for x, y, w, W, b in tasks:
-        outputs = {
-            "input": None,
-            "output": F.linear(y, W, b),
-            "blend": torch.lerp(x, y, alpha) @ W.T,
-        }
-        m = moments(x, y, w, outputs[target])
+        made = {"output": F.linear(y, W, b), "blend": torch.lerp(x, y, alpha) @ W.T}
+        m = moments(x, y, w, made.get(target))
         m.blended = target == "blend"
         total += task_system(m, W, b, alpha, task_weights)
     return total
@@ -102,9 +98,7 @@ def test_conditioning_is_a_lower_bound_and_respects_the_bound_of_unit_norm_grams
     assert 1 <= estimate <= true <= (len(tasks) + RIDGE) / RIDGE
 
 
-@pytest.mark.parametrize(
-    ("side", "broken"), [("left", float("nan")), ("left", -1.0), ("right", float("nan"))]
-)
+@pytest.mark.parametrize(("side", "broken"), [("left", np.nan), ("left", -1), ("right", np.nan)])
 def test_sums_without_a_finite_solution_raise_with_the_site_and_a_way_out(side, broken):
     total = system([task(1)])
     getattr(total, side)[0, 0] = broken

@@ -1,6 +1,7 @@
 """A path before the hub, every layout in order, nothing left behind, one clear error otherwise."""
 
 import os
+from functools import partial
 
 import checkpoints
 import datasets
@@ -14,10 +15,7 @@ from featcal.data.texts import load_text
 from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath
 
 PLAIN = checkpoints.plain(crop=32)
-
-
-def open_pictures(place, split):
-    return open_images(place, split, True)
+open_pictures = partial(open_images, labelled=True)
 
 
 def test_an_existing_path_is_read_and_other_names_are_of_the_hub(tmp_path, monkeypatch):

@@ -11,29 +11,25 @@ import torch
 import transformers
 from language import WORDS, jsonl, tokenizer
 
+from featcal.data import texts as text_data
 from featcal.data.batches import collate, cut, draw_indices, token_batches
 from featcal.data.places import Location, quiet_datasets
-from featcal.data.texts import (
-    ModelInput,
-    Reader,
-    Sample,
-    TokenizedText,
-    input_of,
-    load_labelled,
-    load_text,
-    reader_for,
-)
+from featcal.data.texts import ModelInput, Reader, Sample, TokenizedText, input_of
 from featcal.errors import BadData, BadFile, BadSetting
 from featcal.models.stored import skeleton
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
+CALLS = [{"function": {"name": "find", "arguments": {key: "a"}}} for key in ("x", "y")]
+CALLING = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": CALLS}]
 PAIRS = [{"input": f"say {word}", "target": word} for word in WORDS]
 TEXT, PAIR = ModelInput("text"), ModelInput("pair")
+TARGETS = ModelInput("pair", labels=False, start=0)
+MASKS = ("attention_mask", "decoder_attention_mask")
 
 
 def batches(path, takes, size=3, tokens=None, **how):
     """Return all samples of a file in batches, read by a byte tokenizer."""
-    rows = load_text(Location(path), "train")
+    rows = text_data.load_text(Location(path), "train")
     reader = Reader(tokenizer(**how), takes, tokens or 64, path.parent)
     return token_batches(rows, range(len(rows)), reader, size, float("inf"))
 
@@ -45,7 +41,7 @@ def ids_of(sample, takes=TEXT, tokens=64, **how):
 def test_lines_of_a_text_file_are_samples_and_empty_lines_are_not(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\n  \ntwo  \nthr\xc3\xa9e")
-    samples = list(load_text(Location(path), "train"))
+    samples = list(text_data.load_text(Location(path), "train"))
     assert [sample.text for sample in samples] == ["one", "two  ", "thrée"]
     assert samples[1].origin == f"{path}, line 4"
 
@@ -57,6 +53,7 @@ def test_lines_of_a_text_file_are_samples_and_empty_lines_are_not(tmp_path):
         ({"prompt": "one", "completion": "two"}, "one", "two", None),
         ({"input": "one", "target": "two"}, "one", "two", None),
         ({"messages": CHAT, "text": "not this"}, "", None, CHAT),
+        ({"messages": CALLING, "tools": CALLS}, "", None, CALLING),
     ],
 )
 def test_files_hold_texts_pairs_or_chats(tmp_path, row, text, target, messages):
@@ -68,11 +65,11 @@ def test_files_hold_texts_pairs_or_chats(tmp_path, row, text, target, messages):
         table.save_to_disk(tmp_path / "saved")
         datasets.DatasetDict(train=table).save_to_disk(tmp_path / "by_split")
     (tmp_path / "other.json").write_text(json.dumps([row, row]))
-    names = ["train.jsonl", "", "other.parquet", "other.json", "saved", "by_split"]
-    names += ["other.csv"] if not messages else []
-    for path in (tmp_path / name for name in names):
-        sample = load_text(Location(path), "train")[1]
+    names = "train.jsonl . other.parquet other.json saved by_split other.csv".split()
+    for path in (tmp_path / name for name in (names[:-1] if messages else names)):
+        sample = text_data.load_text(Location(path), "train")[1]
         assert (sample.text, sample.target, sample.messages) == (text, target, messages)
+        assert sample.tools == row.get("tools")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +91,7 @@ def test_files_hold_texts_pairs_or_chats(tmp_path, row, text, target, messages):
 def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
     (tmp_path / "train.jsonl").write_bytes(content)
     with pytest.raises(BadData, match=said):
-        list(load_text(Location(tmp_path / "train.jsonl"), "train"))
+        list(text_data.load_text(Location(tmp_path / "train.jsonl"), "train"))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +102,11 @@ def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
         (["no", "yes", "no"], ["yes", "no"], [1, 0, 1], ["yes", "no"]),
         ([0, 3, 1], ["a", "b"], "line 2: its label 3 is none of the classes a, b", None),
         (["no", "maybe"], ["yes", "no"], "line 2: its label 'maybe' is none", None),
+        (["10", "2", "0"], None, [2, 1, 0], ["0", "2", "10"]),
+        ([0, 5000], None, "line 2: its label 5000 is none of the classes 0, 1", None),
+        ([True, False, 1.0], None, [1, 0, 1], ["0", "1"]),
         (["no", None], None, "line 2: has no label", None),
+        ([0, 0.5], None, "line 2: has no label", None),
         (["no", "no"], None, "holds the one label 'no'", None),
     ],
 )
@@ -114,10 +115,21 @@ def test_labels_are_numbers_of_classes(tmp_path, values, classes, labels, names)
     place = Location(jsonl(tmp_path / "test.jsonl", rows))
     if names is None:
         with pytest.raises(BadData, match=labels):
-            load_labelled(place, "test", classes)
+            text_data.load_labelled(place, "test", classes)
         return
-    labelled = load_labelled(place, "test", classes)
+    labelled = text_data.load_labelled(place, "test", classes)
     assert (labelled.labels, list(labelled.classes)) == (labels, names)
+
+
+def test_of_a_csv_only_empty_cells_are_missing(tmp_path):
+    place = Location(tmp_path / "A.CSV")
+    place.source.write_bytes(b"\xef\xbb\xbftext,label\r\nNA,None\r\ngood day,favor\r\n")
+    labelled = text_data.load_labelled(place, "test")
+    assert [sample.text for sample in labelled.samples] == ["NA", "good day"]
+    assert (labelled.labels, list(labelled.classes)) == ([0, 1], ["None", "favor"])
+    place.source.write_text("text,label\na,0\nb,1\nc,\n")
+    with pytest.raises(BadData, match="row 2: has no label"):
+        text_data.load_labelled(place, "test")
 
 
 def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_the_prompt():
@@ -129,17 +141,23 @@ def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_t
 def test_a_chat_goes_through_the_tokenizer_s_own_template():
     chat = Sample("row 0", messages=CHAT)
     assert ids_of(chat) == tokenizer().apply_chat_template(CHAT, tokenize=True, return_dict=False)
+    template = "{{ tools[0].function.name }}{{ messages[1].tool_calls[0].function.name }}"
+    for tools in (CALLS, json.dumps(CALLS)):
+        called = Sample("row 0", messages=CALLING, tools=tools)
+        assert tokenizer().decode(ids_of(called, template=template)) == "findfind"
     with pytest.raises(BadFile, match="no chat template"):
         ids_of(chat, template=None)
     with pytest.raises(BadData, match="row 0: the chat template refuses it"):
         ids_of(chat, template="{{ raise_exception('system first') }}")
 
 
-def test_a_tokenizer_without_padding_pads_with_its_end_token_behind_the_mask(tmp_path):
+def test_padding_is_the_classifier_s_or_the_end_token_behind_the_mask(tmp_path):
     (tmp_path / "a.txt").write_text("one\nlonger\n")
-    (batch,) = batches(tmp_path / "a.txt", TEXT, pad=None)
-    assert batch["input_ids"][1].tolist() == [*tokenizer()("one")["input_ids"], 1, 1, 1]
-    assert batch["attention_mask"][1].tolist() == [1, 1, 1, 1, 0, 0, 0]
+    for pad in (None, 7):
+        (batch,) = batches(tmp_path / "a.txt", ModelInput("text", pad=pad), pad=None)
+        assert batch["input_ids"][1].tolist() == [*tokenizer()("one")["input_ids"], *[pad or 1] * 3]
+        assert batch["attention_mask"][1].tolist() == [1, 1, 1, 1, 0, 0, 0]
+    assert len(list(batches(tmp_path / "a.txt", ModelInput("text", alone=True)))) == 2
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -159,15 +177,16 @@ def test_a_sentence_encoder_s_folder_says_prompt_case_and_length(tmp_path):
     contents = {"config_sentence_transformers": prompts, "sentence_bert_config": limits}
     for name, content in (contents | {"modules": []}).items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    reader = reader_for([tmp_path], ModelInput("text", positions=64), None)
+    takes = ModelInput("text", positions=64)
+    reader = text_data.reader_for([tmp_path], takes, None)
     want = tokenizer()("find: a red box", truncation=True, max_length=10)["input_ids"]
     assert reader.tokens(Sample("row 0", "A red BOX")).ids == want
-    assert reader_for([tmp_path], ModelInput("text", positions=64), 12).length == 12
+    assert text_data.reader_for([tmp_path], takes, 12).length == 12
     tokenizer().save_pretrained(tmp_path / "base")  # of an expert where the base does not say
-    reader = reader_for([tmp_path / "base"], ModelInput("text", positions=64), None, tmp_path)
+    reader = text_data.reader_for([tmp_path / "base"], takes, None, tmp_path)
     assert reader.tokens(Sample("row 0", "A red BOX")).ids == want
     (tmp_path / "modules.json").unlink()
-    assert reader_for([tmp_path], ModelInput("text", positions=64), None).length == 64
+    assert text_data.reader_for([tmp_path], takes, None).length == 64
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -177,10 +196,10 @@ def test_columns_have_the_names_that_are_given(tmp_path, suffix):
     with quiet_datasets():
         datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
     columns = {"text": "question", "label": "mark"}
-    sample = load_text(Location(tmp_path / f"a.{suffix}"), "train", columns)[1]
+    sample = text_data.load_text(Location(tmp_path / f"a.{suffix}"), "train", columns)[1]
     assert (sample.text, sample.label) == ("one", 1)
     with pytest.raises(BadData, match=r"no column 'answer'; it holds question, text, mark"):
-        load_text(Location(tmp_path / f"a.{suffix}"), "train", {"text": "answer"})[0]
+        text_data.load_text(Location(tmp_path / f"a.{suffix}"), "train", {"text": "answer"})[0]
 
 
 def test_samples_that_do_not_fit_the_model_are_refused():
@@ -190,20 +209,21 @@ def test_samples_that_do_not_fit_the_model_are_refused():
         ids_of(Sample("row 0", "one"), ModelInput("text", vocabulary=20))
 
 
+@pytest.mark.parametrize("kind", [tokenizer, transformers.ByT5Tokenizer])  # the second: no file
 @pytest.mark.parametrize(
     ("positions", "tokens", "length"),
     [(None, None, 512), (64, None, 64), (2048, None, 512), (64, 10, 10), (64, 65, None)],
 )
 def test_texts_have_at_most_the_tokens_asked_for_512_or_the_models_positions(
-    tmp_path, positions, tokens, length
+    tmp_path, kind, positions, tokens, length
 ):
-    tokenizer().save_pretrained(tmp_path)
+    kind().save_pretrained(tmp_path)
     takes = ModelInput("text", positions=positions)
     if length is None:
         with pytest.raises(BadSetting, match="at most 64"):
-            reader_for([tmp_path], takes, tokens)
+            text_data.reader_for([tmp_path], takes, tokens)
     else:
-        assert reader_for([tmp_path], takes, tokens).length == length
+        assert text_data.reader_for([tmp_path], takes, tokens).length == length
 
 
 KINDS = {
@@ -229,7 +249,9 @@ def test_a_vision_language_model_is_given_text_alone():
     assert input_of(model) == ModelInput("text", True, True, 99, 7)
 
 
-def test_rows_for_padding_are_no_positions():
+def test_rows_for_padding_are_no_positions_and_minus_one_is_no_limit():
+    with torch.device("meta"):
+        assert input_of(transformers.XLNetModel(transformers.XLNetConfig())).positions is None
     model = language.MODELS["roberta"]()
     longest = input_of(model).positions
     model(input_ids=torch.full((1, longest), 5))
@@ -242,10 +264,6 @@ def test_sound_video_and_two_inputs_at_once_are_refused(name):
     kind = getattr(transformers, name)
     with torch.device("meta"), pytest.raises(BadData, match=name):
         input_of(kind(kind.config_class()))
-
-
-TARGETS = ModelInput("pair", labels=False, start=0)
-MASKS = ("attention_mask", "decoder_attention_mask")
 
 
 def test_a_draw_depends_on_task_and_seed_only_and_begins_with_a_smaller_one():
@@ -266,19 +284,15 @@ def test_batches_are_as_long_as_computed_tokens_per_counting_token_allow(most):
     lengths = [(9, 2), (9, 1), (8, 4), (5, 1), (4, 1), (4, 1), (4, 1)]
     texts = [TokenizedText([1] * length, [1] * target) for length, target in lengths]
     parts = cut(texts, 3, most)
-
-    def count(text):
-        return len(text.ids) + len(text.target)
-
     assert [text for part in parts for text in part] == texts
     for part, following in zip(parts, [*parts[1:], []], strict=True):
         masks = [collate(part, 0, TARGETS)[name] for name in MASKS]
-        counting = sum(map(count, part))
+        counting, more = (sum(len(t.ids + t.target) for t in p) for p in (part, following[:1]))
         assert len(part) <= 3 and counting == sum(int(mask.sum()) for mask in masks)
         assert sum(mask.numel() for mask in masks) <= most * counting
         longer = collate([*part, *following[:1]], 0, TARGETS)  # one more would be too many
         computed = sum(longer[name].numel() for name in MASKS)
-        assert not following or len(part) == 3 or computed > most * (counting + count(following[0]))
+        assert not following or len(part) == 3 or computed > most * (counting + more)
 
 
 def test_a_model_with_a_decoder_is_given_targets_that_are_ignored_at_padding(tmp_path):

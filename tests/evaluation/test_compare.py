@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from families import FAMILIES, experiment
+from families import FAMILIES, GROUPED, Family, experiment, family, translations
 from language import jsonl
 from test_cli import told
 from test_save import sentence_folder
@@ -29,9 +29,23 @@ def scores(model, batch):
 CLASSIFIERS = [("Sequence", 4), ("Sequence", 1), ("Token", 4)]  # one score is the logit of yes
 
 
-@pytest.mark.parametrize("family", ["llama", "t5", *CLASSIFIERS])
+def bart():
+    own = tf.BartConfig(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=97)
+    model = tf.BartForConditionalGeneration(own)
+    model.final_logits_bias.normal_()
+    return model
+
+
+AFTER_HEAD = {  # the logits are scaled, capped or shifted
+    "granite": family("GraniteForCausalLM", GROUPED | {"logits_scaling": 8.0}, "model.layers"),
+    "cohere": family("CohereForCausalLM", GROUPED | {"eos_token_id": 1}, "model.layers"),
+    "bart": Family(bart, translations, {}),
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "gemma2", *CLASSIFIERS, *AFTER_HEAD])
 def test_kl_and_top1_equal_those_of_whole_models(family):
-    given = experiment(FAMILIES[family if isinstance(family, str) else "bert"])
+    given = experiment((FAMILIES | AFTER_HEAD)[family if isinstance(family, str) else "bert"])
     if isinstance(family, tuple):
         kind = getattr(tf, f"BertFor{family[0]}Classification")
         base = make(lambda: kind(tf.BertConfig(**TEXT, num_labels=family[1])))
@@ -66,12 +80,22 @@ def test_heads_differ_where_only_one_class_has_a_plan_of_its_own():
     assert all(one.kl is None and one.relations for one in other)
 
 
+def test_texts_without_a_mask_have_the_mean_over_all_tokens():
+    given = experiment(FAMILIES["bert"])
+    bare = [{"input_ids": batch["input_ids"]} for batch in given["batches"]["a"]]
+    full = [batch | {"attention_mask": torch.ones_like(batch["input_ids"])} for batch in bare]
+    models = {"m": given["merged"]}, {"a": given["experts"]["a"]}
+    assert featcal.compare(*models, {"a": bare}) == featcal.compare(*models, {"a": full})
+
+
 def test_paired_errors_are_those_of_the_differences_between_samples():
     given = experiment(FAMILIES["vit"])
     expert, batches = given["experts"]["a"], given["batches"]["a"]
     near, far = shifted(expert, 1, 0.01), shifted(expert, 1, 0.1)
     models = {"itself": expert, "near": near, "far": far}
-    same, closer, farther = featcal.compare(models, {"a": expert}, {"a": batches})
+    same, closer, farther = agreements = featcal.compare(models, {"a": expert}, {"a": batches})
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert featcal.compare(models, {"a": expert}, {"a": batches}) == agreements
     assert same.relative_drift == 0 and same.cosine == pytest.approx(1)
     assert same.kl is None and not same.than_first
     assert 0 < closer.relative_drift < farther.relative_drift and closer.cosine > farther.cosine
@@ -96,13 +120,17 @@ def test_relations_are_between_the_vectors_that_sentence_transformers_makes(tmp_
         encoder = library.SentenceTransformer(str(tmp_path / name), device="cpu")
         vectors.append(encoder.encode(texts, convert_to_tensor=True))
     batch = dict(language.tokenizer()(texts, padding=True, return_tensors="pt"))
-    [one] = featcal.compare({"a": tmp_path / "a"}, {"b": tmp_path / "b"}, {"b": [batch]})
+    folders = {"a": tmp_path / "a"}, {"b": tmp_path / "b"}
+    [one] = featcal.compare(*folders, {"b": [batch]})
     assert one.relations == pytest.approx(float(relational_divergence(*vectors).mean()), rel=1e-3)
+    (tmp_path / "a/modules.json").unlink()  # a plain folder has its vectors made as the expert's
+    assert featcal.compare(*folders, {"b": [batch]}) == [one]
     classes = encoder.encode(["red", "the cat"])
+    few = {"b": [{name: x[:2] for name, x in batch.items()}]}
+    assert featcal.compare(*folders, few, labels={"b": torch.as_tensor(classes)})[0].relations > 0
     expected = float(relational_divergence(*vectors, classes).mean())
     rows = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
     asked = ["--model", f"a={tmp_path / 'a'}", "--expert", f"b={tmp_path / 'b'}", "--data"]
     asked += [f"b={rows}", "--classes", "b=red,the cat"]
-    assert told(capsys, "compare", *asked)["agreement"][0]["relations"] == pytest.approx(
-        expected, rel=1e-3
-    )
+    near = told(capsys, "compare", *asked)["agreement"][0]["relations"]
+    assert near == pytest.approx(expected, rel=1e-3)

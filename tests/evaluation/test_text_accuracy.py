@@ -13,13 +13,8 @@ from featcal.cli import main as cli
 from featcal.models.load import load_model, save_model
 
 NAMES = ("bad", "good", "neither of them")
-SAMPLES = [
-    ("the cat sat", "good"),
-    ("a dog", "bad"),
-    ("ships sail far away", "good"),
-    ("red", "neither of them"),
-    ("no", "bad"),
-]
+SAMPLES = [("the cat sat", "good"), ("a dog", "bad"), ("ships sail far away", "good")]
+SAMPLES += [("red", "neither of them"), ("no", "bad")]
 TARGETS = [{"input": text, "target": name} for text, name in SAMPLES]
 LABELS = [{"text": text, "label": name} for text, name in SAMPLES]
 
@@ -66,12 +61,13 @@ def test_language_models_answer_with_the_likeliest_label(kind, rows, tmp_path, c
     assert accuracy(tmp_path, rows, capsys) == expected(log_likelihoods)
 
 
-def test_classifiers_answer_with_their_own_names(tmp_path, capsys):
+@pytest.mark.parametrize(("kind", "pad"), [("Bert", 0), ("Llama", 7), ("Llama", None)])
+def test_classifiers_answer_with_their_own_names(kind, pad, tmp_path, capsys):
     names = {0: "neither of them", 1: "GOOD", 2: "bad"}
-    sizes = TEXT | POSITIONS | {"vocab_size": VOCABULARY}
-    config = tf.BertConfig(**sizes, id2label=names, label2id={v: k for k, v in names.items()})
-    model = make(lambda: tf.BertForSequenceClassification(config), 0, torch.float32)
-    save_model(model, tmp_path / "m")
+    sizes = TEXT | POSITIONS | {"vocab_size": VOCABULARY, "pad_token_id": pad}
+    kind = getattr(tf, f"{kind}ForSequenceClassification")
+    config = kind.config_class(**sizes, id2label=names)  # and label2id still says LABEL_0
+    save_model(make(lambda: kind(config), 0, torch.float32), tmp_path / "m")
     tokenizer().save_pretrained(tmp_path / "m")
     model = load_model(tmp_path / "m")
 
@@ -82,7 +78,7 @@ def test_classifiers_answer_with_their_own_names(tmp_path, capsys):
 
     assert accuracy(tmp_path, LABELS, capsys) == expected(logits)
     numbered = [{"text": text, "label": NAMES.index(name)} for text, name in SAMPLES]
-    classes = ("--classes", f"t={','.join(NAMES)}")
+    classes = ("--classes", f"t={', '.join(NAMES)}")
     assert accuracy(tmp_path, numbered, capsys, *classes) == expected(logits)
     assert evaluate(tmp_path, [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]) == 2
     assert "id2label" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from featcal.errors import BadData, NotFinite
+from featcal.errors import BadData, BadSetting, NotFinite
 from featcal.evaluation.accuracy import (
     class_mean_head,
     evaluate_pool,
@@ -54,10 +54,7 @@ def test_prompt_head_equals_one_prompt_at_a_time(batch):
 
 
 def test_braces_in_a_class_name_are_kept():
-    assert prompts_of(["{cat}", "a {0} b"], ["photo of {}"]) == [
-        "photo of {cat}",
-        "photo of a {0} b",
-    ]
+    assert prompts_of(["{cat}", "a {0} b"], ["the {}"]) == ["the {cat}", "the a {0} b"]
 
 
 def test_class_means_equal_means_taken_class_by_class():
@@ -109,3 +106,5 @@ def test_nan_features_name_model_and_task():
     heads, sets = {"pets": head_of(clip)}, {"pets": pictures(3)}
     with pytest.raises(NotFinite, match="model merged, task pets"):
         evaluate_pool(models, sets, heads, clip.visual_projection.weight)
+    with pytest.raises(BadSetting, match="pets: number of classes.*at least two"):
+        evaluate_pool(models, sets, {"pets": heads["pets"][:1]}, clip.visual_projection.weight)

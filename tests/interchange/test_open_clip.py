@@ -17,15 +17,8 @@ import featcal
 from featcal.cli import main as cli
 from featcal.data.images import Preprocess
 from featcal.errors import BadEnvironment, BadFile, BadSetting, NotFinite
-from featcal.interchange.open_clip import (
-    CONFIG,
-    WEIGHTS,
-    clip_config,
-    counterpart,
-    model_config,
-    read_open_clip,
-    write_open_clip,
-)
+from featcal.interchange import open_clip as form
+from featcal.interchange.open_clip import CONFIG, WEIGHTS, read_open_clip, write_open_clip
 from featcal.models.load import load_clip, load_tokenizer, load_vision, save_model
 
 VISION = {"image_size": 32, "layers": 3, "width": 32, "head_width": 8, "patch_size": 8}
@@ -114,8 +107,9 @@ def test_features_and_tensors_equal_open_clips_both_ways(tmp_path, cfg):
     ["ViT-B-32-quickgelu", "ViT-B-16", "ViT-L-14-336", "ViT-g-14", "ViT-H-14", "ViT-bigG-14"],
 )
 def test_published_architectures_have_open_clips_tensors_and_survive_both_ways(name):
-    theirs, ours = counterpart(open_clip.get_model_config(name), None, name)  # compares tensors
-    assert clip_config(model_config(ours.config)).to_dict() == ours.config.to_dict()
+    cfg = open_clip.get_model_config(name)
+    theirs, ours = form.counterpart(cfg, None, name)  # compares tensors
+    assert form.clip_config(form.model_config(ours.config)).to_dict() == ours.config.to_dict()
     assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
 
 
@@ -303,3 +297,6 @@ def test_converting_again_over_an_open_clip_folder_needs_force(ready, tmp_path, 
     back = (tmp_path / "ours", "--out", tmp_path / "back")
     assert [convert(*back), convert(*back), convert(*back, "--force")] == [0, 2, 0]
     assert "--force" in capsys.readouterr().err
+    with pytest.raises(BadFile, match="no open_clip_config.json; it is not replaced"):
+        write_open_clip(load_clip(tmp_path / "ours"), tmp_path / "ours")
+    assert convert(ready, "--out", tmp_path / "back", "--force") == 0  # the other form

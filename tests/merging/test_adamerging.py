@@ -20,10 +20,8 @@ TASKS = ("dtd", "mnist")
 def head(tasks=TASKS, p=8, classes=5):
     """Zero-shot heads of an encoder of width 32."""
     g = tiny.seeded(3)
-    tensors = {
-        "visual_projection": torch.randn(p, 32, generator=g),
-        "logit_scale": torch.tensor(2.0),
-    }
+    tensors = {"logit_scale": torch.tensor(2.0)}
+    tensors["visual_projection"] = torch.randn(p, 32, generator=g)
     for task in tasks:
         rows = torch.randn(classes, p, generator=g)
         tensors[f"head/{task}"] = torch.nn.functional.normalize(rows, dim=-1)
@@ -50,9 +48,8 @@ def job():
     base, experts = models()
     sources = {task: ModuleSource(expert, task).tensors for task, expert in experts.items()}
     batches, heads = data(), {name: tensor.double() for name, tensor in head().items()}
-    return MergeJob(
-        ModuleSource(base, "base").tensors, sources, tiny.clip, batches=batches, head=heads
-    )
+    origin = ModuleSource(base, "base").tensors
+    return MergeJob(origin, sources, tiny.clip, batches=batches, head=heads)
 
 
 def answered(work, mixture):
@@ -73,6 +70,7 @@ def test_entropy_of_two_answers_by_hand():
     want = (math.log(2) - 0.75 * math.log(0.75) - 0.25 * math.log(0.25)) / 2
     # the source adds 1e-8 inside the logarithm
     assert float(entropy(logits)) == pytest.approx(want, abs=1e-7)
+    assert abs(entropy(torch.tensor([[99.0, 0.0]]).half())) < 1e-7
 
 
 @pytest.mark.parametrize("granularity", ["layer", "task"])

@@ -12,16 +12,19 @@ from featcal.merging.merge import merge
 from featcal.models.load import save_model
 
 
-def llama(words, seed):
-    config = families.tf.LlamaConfig(**families.GROUPED | {"vocab_size": words})
-    return tiny.make(lambda: families.tf.LlamaForCausalLM(config), seed, torch.float32)
+def llama(words, seed, kind="Llama"):
+    config, model = (getattr(families.tf, f"{kind}{end}") for end in ("Config", "ForCausalLM"))
+    sizes = families.GROUPED | {"vocab_size": words}
+    return tiny.make(lambda: model(config(**sizes)), seed, torch.float32)
 
 
-def test_rows_that_an_expert_lacks_are_the_bases():
-    base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(90, 2)}
-    merged = merge("average", base, experts)
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        own, code, maths = (m.get_parameter(name) for m in (base, *experts.values()))
+@pytest.mark.parametrize("table", ["model.embed_tokens.weight", "gpt_neox.embed_in.weight"])
+def test_rows_that_an_expert_lacks_are_the_bases(table):
+    kind = "GPTNeoX" if "neox" in table else "Llama"
+    models = [llama(words, seed, kind) for seed, words in enumerate((97, 100, 90))]
+    merged = merge("average", models[0], models[1:])
+    for name in (table, "lm_head.weight"):
+        own, code, maths = (model.get_parameter(name) for model in models)
         want = (code[:97] + torch.cat([maths, own[90:]])) / 2
         assert torch.allclose(merged.get_parameter(name), want, rtol=0, atol=1e-7)
 
@@ -154,10 +157,9 @@ CLASSIFIER = ("classifier.bias", "classifier.weight")
 def test_experts_with_another_head_give_the_base_their_tower(base, expert, config, lost, tmp_path):
     """From modules and from folders alike; the base keeps its head, the experts' are named."""
     kind, sizes = config
-    names = {"base": base, "a": expert, "b": expert}
     models = {
         name: tiny.make(lambda c=each: getattr(families.tf, c)(kind(**sizes)), seed, torch.float32)
-        for seed, (name, each) in enumerate(names.items())
+        for seed, (name, each) in enumerate({"base": base, "a": expert, "b": expert}.items())
     }
     folders = {name: save_model(model, tmp_path / name) for name, model in models.items()}
     said, own = [], models["base"]

@@ -11,20 +11,14 @@ from safetensors.torch import load_file
 from test_adamerging import head
 from test_merge import folders
 
-from featcal.errors import (
-    BadBatches,
-    BadSetting,
-    FeatCalError,
-    MissingPath,
-    MissingTensor,
-    UnknownKey,
-)
+from featcal import errors
 from featcal.merging.merge import merge
 from featcal.merging.registry import method_named, method_names
 from featcal.models.load import load_vision
 
 TASKS = ("dtd", "mnist")
 FEW = {"adamerging": {"steps": 3}, "wudi": {"steps": 5}}
+WIDE = head() | {"head/dtd": torch.ones(5, 9)}
 ONE_PASS = ("adamerging", "fisher", "lot", "mats", "regmean", "regmean_plus_plus")
 DATA = [n for n in method_names() if "batches" in method_named(n).needs]
 
@@ -32,8 +26,7 @@ DATA = [n for n in method_names() if "batches" in method_named(n).needs]
 def needed(method, tasks=TASKS, dtype=torch.float32, size=32):
     """The batches and heads that a method needs."""
     data = {t: tiny.images(i, 12, 6, dtype, size) for i, t in enumerate(tasks)}
-    given = {"batches": data, "head": head(tasks)}
-    return {key: given[key] for key in method_named(method).needs}
+    return {key: {"batches": data, "head": head(tasks)}[key] for key in method_named(method).needs}
 
 
 @pytest.mark.parametrize("method", method_names())
@@ -42,8 +35,7 @@ def test_folders_are_merged_as_modules_are_in_any_order_and_to_the_same_bytes(
 ):
     base, folders = folders
     modules = {"dtd": checkpoints.vision(2), "mnist": checkpoints.vision(1)}
-    lines: list[str] = []
-    more = FEW.get(method, {})
+    lines, more = list[str](), FEW.get(method, {})
     merged = tiny.merged_with_record(
         method, checkpoints.clip(), modules, progress=lines.append, **needed(method), **more
     )
@@ -87,29 +79,25 @@ def test_one_expert_is_that_expert(method):
 @pytest.mark.parametrize(
     ("method", "changes", "error", "said"),
     [
-        ("avrage", {}, UnknownKey, "avrage.*did you mean 'average'"),
-        ("average", {"scale": 0.5}, UnknownKey, "merge.average: 'scale' is not known here"),
-        ("average", {"batches": {}}, FeatCalError, r"merge\.batches"),
-        ("average", {"head": {}}, FeatCalError, "merge.head.*uses no"),
-        ("average", {"experts": {}}, BadSetting, r"merge\.experts"),
-        ("average", {"n_jobs": 0}, BadSetting, "merge.n_jobs"),
-        ("regmean", {"batches": None}, BadSetting, "merge.batches.*must be given"),
-        ("adamerging", {"head": None}, BadSetting, "merge.head.*every task"),
-        ("adamerging", {"head": {"head/dtd": torch.ones(5, 8)}}, MissingTensor, "logit_scale"),
-        (
-            "adamerging",
-            {"head": head() | {"head/dtd": torch.ones(5, 9)}},
-            BadSetting,
-            "head/dtd.*rows? of 8",
-        ),
-        ("adamerging", {"head": "nowhere"}, MissingPath, "nowhere"),
-        ("adamerging", {"base": "llama"}, BadSetting, "language head.*LlamaForCausalLM"),
-        ("task_arithmetic", {"scale": float("nan")}, BadSetting, r"merge\.task_arithmetic\.scale"),
-        ("ties", {"density": 1.5}, BadSetting, r"merge\.ties\.density"),
-        ("adamerging", {"clamp": 1}, BadSetting, r"merge\.adamerging\.clamp"),
-        ("wudi", {"variant": "offical"}, BadSetting, r"merge\.wudi\.variant"),
-        ("wudi", {"variant": "closed_form", "steps": 5}, BadSetting, r"merge\.wudi\.steps"),
-        ("breadcrumbs", {"keep": 0.8, "remove": 0.3}, BadSetting, r"merge\.breadcrumbs\.keep"),
+        ("avrage", {}, "UnknownKey", "avrage.*did you mean 'average'"),
+        ("average", {"scale": 0.5}, "UnknownKey", "merge.average: 'scale' is not known here"),
+        ("average", {"batches": {}}, "FeatCalError", r"merge\.batches"),
+        ("average", {"head": {}}, "FeatCalError", "merge.head.*uses no"),
+        ("average", {"experts": {}}, "BadSetting", r"merge\.experts"),
+        ("average", {"n_jobs": 0}, "BadSetting", "merge.n_jobs"),
+        ("regmean", {"batches": None}, "BadSetting", "merge.batches.*must be given"),
+        ("adamerging", {"head": None}, "BadSetting", "merge.head.*every task"),
+        ("adamerging", {"head": {"head/dtd": torch.ones(5, 8)}}, "MissingTensor", "logit_scale"),
+        ("adamerging", {"head": WIDE}, "BadSetting", "head/dtd.*rows? of 8"),
+        ("lot", {"base": "clip"}, "BadSetting", "must have texts too.*experts of CLIPVisionModel"),
+        ("adamerging", {"head": "nowhere"}, "MissingPath", "nowhere"),
+        ("adamerging", {"base": "llama"}, "BadSetting", "language head.*LlamaForCausalLM"),
+        ("task_arithmetic", {"scale": float("nan")}, "BadSetting", r"arithmetic\.scale"),
+        ("ties", {"density": 1.5}, "BadSetting", r"merge\.ties\.density"),
+        ("adamerging", {"clamp": 1}, "BadSetting", r"merge\.adamerging\.clamp"),
+        ("wudi", {"variant": "offical"}, "BadSetting", r"merge\.wudi\.variant"),
+        ("wudi", {"variant": "closed_form", "steps": 5}, "BadSetting", r"merge\.wudi\.steps"),
+        ("breadcrumbs", {"keep": 0.8, "remove": 0.3}, "BadSetting", r"merge\.breadcrumbs\.keep"),
     ],
 )
 def test_a_mistake_is_named(method, changes, error, said):
@@ -117,7 +105,7 @@ def test_a_mistake_is_named(method, changes, error, said):
     base = tiny.make(families.FAMILIES[other].build) if other else tiny.clip()
     experts = {task: tiny.shifted(base, 10 + i) for i, task in enumerate(TASKS)}
     given = needed(method, TASKS, torch.float64, 16) if method in method_names() else {}
-    with pytest.raises(error, match=said):
+    with pytest.raises(getattr(errors, error), match=said):
         merge(**{"method": method, "experts": experts} | given | changes | {"base": base})
 
 
@@ -137,5 +125,5 @@ def test_batches_that_cannot_be_used_are_named(method, of_mnist, said):
     given["batches"] |= {"mnist": of_mnist}
     if of_mnist is None:
         del given["batches"]["mnist"]
-    with pytest.raises(BadBatches, match=said):
+    with pytest.raises(errors.BadBatches, match=said):
         merge(method, base, dict.fromkeys(TASKS, base), **given)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from featcal.errors import MissingTensor, TensorsDiffer
+import featcal
+from featcal.errors import BadSetting, MissingTensor, TensorsDiffer
 from featcal.merging import tensors
 from featcal.merging.merge import merge
 from featcal.merging.methods.entries import ties_tensor as merged_vector
@@ -71,12 +72,26 @@ def test_a_missing_tensor_names_both_files_and_near_names(folders, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["base", "mnist", "", "base/new"])
+def test_no_folder_that_is_read_is_replaced(folders, tmp_path, name):
+    (base, experts), out = folders, tmp_path / name
+    batches = {task: [{"pixel_values": torch.zeros(2, 3, 32, 32)}] for task in experts}
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(BadSetting, match="is read; name another one"):
+        merge("average", base, experts, out=out)
+    with pytest.raises(BadSetting, match="is read; name another one"):
+        featcal.calibrate(base, base=base, experts=experts, batches=batches, out=out)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_counters_are_copied_when_equal_and_refused_when_not(tmp_path):
     folders = {seed: checkpoints.vision_folder(tmp_path / str(seed), seed) for seed in (0, 1, 2)}
-    for folder in folders.values():
-        checkpoints.with_tensors(folder, {"steps": torch.tensor(7)})
+    for seed, folder in folders.items():
+        counters = {"steps": torch.tensor(7), "norm.num_batches_tracked": torch.tensor(seed)}
+        checkpoints.with_tensors(folder, counters)
     merge("average", folders[0], [folders[1], folders[2]], out=tmp_path / "out")
-    assert load_file(tmp_path / "out" / "model.safetensors")["steps"] == 7
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written["steps"] == 7 and written["norm.num_batches_tracked"] == 0  # the base's
     checkpoints.with_tensors(folders[2], {"steps": torch.tensor(8)})
     with pytest.raises(TensorsDiffer, match="steps"):
         merge("average", folders[0], [folders[1], folders[2]], out=tmp_path / "other")
@@ -143,5 +158,4 @@ def test_the_kth_smallest_is_what_sorting_gives(values):
     ranks = (0, 1, 2, 500, 999, 1000)
     wanted = [(stream, k) for stream in (0, 1) for k in ranks]  # the second stream has 2 x
     result = kth_smallest(lambda: ((part, 2 * part) for part in x.split(300)), wanted)
-    sorted_ = [0.0, *x.sort().values.tolist()]
-    assert result == [(stream + 1) * sorted_[k] for stream, k in wanted]
+    assert result == [(stream + 1) * [0.0, *x.sort().values.tolist()][k] for stream, k in wanted]

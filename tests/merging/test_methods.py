@@ -9,12 +9,7 @@ import torch
 from test_adamerging import head
 
 from featcal.merging.merge import merge, open_merge
-from featcal.merging.methods.answers import (
-    fisher_tensor,
-    fisher_weights,
-    matched_tensor,
-    squared_gradients,
-)
+from featcal.merging.methods import answers
 from featcal.merging.methods.entries import mask_row_entries, tall_masks
 from featcal.merging.methods.matrices import iso_c_matrix, iso_cts_matrix, orthogonal, tsv_matrix
 from featcal.merging.registry import MergeJob, method_named, method_names
@@ -140,8 +135,7 @@ def test_iso_cts_keeps_the_leading_directions_of_the_sum():
     own = [svd(v - U[:, :4] @ U[:, :4].T @ v) for v in vectors]
     mean = torch.cat([S[:4], *(s[:2] for _, s, _ in own)]).mean()
     left = torch.cat([U[:, :4], *(u[:, :2] for u, _, _ in own)], 1)
-    right = torch.cat([Vt[:4].T, *(v[:2].T for _, _, v in own)], 1)
-    (P, _, Qt), (A, _, Bt) = svd(left), svd(right)
+    (P, _, Qt), (A, _, Bt) = svd(left), svd(torch.cat([Vt[:4].T, *(v[:2].T for _, _, v in own)], 1))
     assert near(merged, mean * (P @ Qt) @ (A @ Bt).T, 1e-10)
     assert torch.allclose(torch.linalg.svdvals(merged), mean, rtol=1e-9)
 
@@ -217,8 +211,10 @@ def test_the_diagonal_is_the_mean_of_squared_gradients_at_drawn_labels():
                 exact += value.detach().exp() * gradient.square()
             count += 1
 
+    source = ModuleSource(expert, "a").tensors
+
     def diagonal(seed):
-        sums, n = squared_gradients(job, tiny.clip(), ModuleSource(expert, "a").tensors, "a", seed)
+        sums, n = answers.squared_gradients(job, tiny.clip(), source, "a", seed)
         return sums[name] / n
 
     draws = torch.stack([diagonal(seed) for seed in range(30)])
@@ -230,20 +226,21 @@ def test_the_diagonal_is_the_mean_of_squared_gradients_at_drawn_labels():
 def test_fisher_merging_by_hand():
     thetas, F = list(double([1.0, 2.0], [3.0, 6.0])), list(double([1.0, 0.0], [3.0, 2.0]))
     for weights, want in (([1.0, 1.0], [2.5, 6.0]), ([3.0, 1.0], [2.0, 6.0])):
-        assert fisher_tensor(double(0, 0), thetas, F, weights).tolist() == want
+        assert answers.fisher_tensor(double(0, 0), thetas, F, weights).tolist() == want
     norms = [{"w": torch.tensor([3.0, 4.0])}, {"w": torch.ones(1)}]
-    assert fisher_weights(norms, 0.0, True) == pytest.approx([0.2, 1.0])
+    assert answers.fisher_weights(norms, 0.0, True) == pytest.approx([0.2, 1.0])
 
 
 def test_gradient_matching_lies_between_fisher_merging_and_task_arithmetic():
     base, none, *thetas = double([1, 1], [0, 0], [2, 2], [3, 7])
     H = list(double([1, 2], [3, 2]))
-    fisher = fisher_tensor(base, thetas, H, [1.0, 1.0])
-    assert torch.equal(matched_tensor(base, thetas, none, H, 1.0), fisher)
-    assert matched_tensor(base, thetas, none + 1e12, H, 0.3).tolist() == pytest.approx([1.9, 3.1])
+    fisher = answers.fisher_tensor(base, thetas, H, [1.0, 1.0])
+    assert torch.equal(answers.matched_tensor(base, thetas, none, H, 1.0), fisher)
+    far = answers.matched_tensor(base, thetas, none + 1e12, H, 0.3)
+    assert far.tolist() == pytest.approx([1.9, 3.1])
     # entry by entry: 1 + ½ ((2 + 1) 1 + (2 + 3) 2) / (2 + ½ 4) = 2.625 and
     # 1 + ½ ((2 + 2) 1 + (2 + 2) 6) / (2 + ½ 4) = 4.5
-    assert matched_tensor(base, thetas, none + 2, H, 0.5).tolist() == [2.625, 4.5]
+    assert answers.matched_tensor(base, thetas, none + 2, H, 0.5).tolist() == [2.625, 4.5]
 
 
 def test_gradient_matching_divides_the_bases_curvature_by_the_number_of_tasks():
@@ -254,7 +251,7 @@ def test_gradient_matching_divides_the_bases_curvature_by_the_number_of_tasks():
     job = MergeJob(origin, sources, tiny.clip, batches=batches, head=wide)
 
     def curvature(model, task, purpose):
-        return squared_gradients(job, base, model, task, 42, purpose)[0][FC1].numpy()
+        return answers.squared_gradients(job, base, model, task, 42, purpose)[0][FC1].numpy()
 
     H = [curvature(sources[task], task, "fisher") for task in "ab"]
     H0 = sum(curvature(origin, task, "base's fisher") for task in "ab") / 2 + 1e-12

@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+from pathlib import Path
 
 import checkpoints
 import families
@@ -138,9 +139,8 @@ def tied_llama(seed=0):
 
 
 def logits(model):
-    ids = families.tokens(3)[0].clamp_max(93)
     with torch.no_grad():
-        return model(input_ids=ids).logits
+        return model(input_ids=families.tokens(3)[0].clamp_max(93)).logits
 
 
 @pytest.mark.parametrize(
@@ -265,10 +265,16 @@ def test_the_command_takes_the_methods_settings(models):
     want = merge("ties", checkpoints.vision(), experts, **settings).state_dict()
     assert all(torch.equal(t, want[n]) for n, t in load_file("new/model.safetensors").items())
     assert json.loads((models / "new/merge.json").read_text())["settings"] == settings
+    for seed, more in ((42, ()), (1, ("--seed", "1")), (7, ("--seed", "1", "--set", "seed=7"))):
+        assert cli.main(["merge", "dare", *MERGE, "--force", *more]) == 0
+        assert json.loads(Path("new/featcal.json").read_text())["settings"]["seed"] == seed
+    assert cli.main(["merge", "iso_c", *MERGE, "--force", "--set", "exclude=*q_proj.*,*fc1.*"]) == 0
+    got = json.loads(Path("new/featcal.json").read_text())["settings"]["exclude"]
+    assert got == ["*q_proj.*", "*fc1.*"]
 
 
 def test_the_command_draws_images_for_methods_that_need_them(models, capsys):
-    assert cli.main(["merge", "regmean_plus_plus", *MERGE, *DATA]) == 0
+    assert cli.main(["merge", "regmean_plus_plus", *MERGE, *DATA[:-2]]) == 0  # all there are
     assert "encoder.layers.1" in capsys.readouterr().err
     heads = {"visual_projection": torch.ones(8, 32), "logit_scale": torch.tensor(1.0)}
     save_file(
@@ -284,7 +290,8 @@ def test_the_command_draws_images_for_methods_that_need_them(models, capsys):
     [
         (["ties", *MERGE, "--set", "density=much"], "density: 'much'"),
         (["regmean", *MERGE], "--data"),
-        (["average", *MERGE, *DATA], "--data"),
+        (["average", *MERGE, *DATA], "--data, --samples: average uses no"),
+        (["average", *MERGE, "--set", "split=nope"], "--set split=nope: average uses no"),
         (["adamerging", *MERGE, *DATA], "--head"),
         (["average", *MERGE, "--set", "embeddings=none"], "merge.embeddings: "),
     ],

@@ -28,9 +28,8 @@ def test_no_step_from_the_closed_form_lowers_the_loss(d):
     loss = by_definition(tau, vectors)
     (gradient,) = torch.autograd.grad(loss, tau)
     assert float(gradient.abs().max()) < 1e-9 and float(loss.detach()) < problem.loss(problem.start)
-    assert float(by_definition(problem.start, vectors)) == pytest.approx(
-        problem.loss(problem.start)
-    )
+    first = float(by_definition(problem.start, vectors))
+    assert first == pytest.approx(problem.loss(problem.start))
 
 
 def test_many_steps_reach_the_closed_form():
@@ -80,9 +79,8 @@ def test_token_tables_are_averaged(family):
 
 
 def test_nan_stops_with_the_matrix_and_the_step():
-    problem = Interference.of(matrices())
     with pytest.raises(Diverged, match="fc1.weight: .*not finite at step 1"):
-        minimize(problem, 5, 1e200, "fc1.weight")
+        minimize(Interference.of(matrices()), 5, 1e200, "fc1.weight")
 
 
 @pytest.mark.parametrize("method", ["wudi_closed_form", "iso_cts", "breadcrumbs"])

@@ -5,29 +5,15 @@ import json
 import checkpoints
 import pytest
 import torch
+import transformers as tf
 from safetensors.torch import save_file
 from test_save import TENSORS, written
-from transformers import (
-    CLIPModel,
-    CLIPVisionModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MPNetConfig,
-    MPNetModel,
-)
 from transformers.utils import logging
 
 from featcal.errors import BadFile, BadSetting, MissingPath, NotFinite, TruncatedFile, WrongKeys
+from featcal.models import load
 from featcal.models.checkpoint import LazyCheckpoint, all_finite
-from featcal.models.load import (
-    load_clip,
-    load_model,
-    load_tokenizer,
-    load_vision,
-    quiet_transformers,
-    save_model,
-    torch_device,
-)
+from featcal.models.sentences import Sentences
 from featcal.models.streamed import StreamedModel
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32}
@@ -42,59 +28,67 @@ def same(one, other):
 @pytest.mark.parametrize("layout", ["clip_folder", "vision_folder", "legacy_folder"])
 def test_every_layout_of_a_clip_is_loaded_bit_for_bit_with_its_class(layout, tmp_path):
     folder, whole = getattr(checkpoints, layout)(tmp_path / "m"), layout == "clip_folder"
-    loaded = load_model(folder)
-    assert type(loaded) is (CLIPModel if whole else CLIPVisionModel) and not loaded.training
+    loaded = load.load_model(folder)
+    assert type(loaded) is (tf.CLIPModel if whole else tf.CLIPVisionModel) and not loaded.training
     assert same(loaded, checkpoints.clip() if whole else checkpoints.vision())
-    assert same(load_vision(folder), checkpoints.vision())
+    assert same(load.load_vision(folder), checkpoints.vision())
     with StreamedModel(folder).block("encoder") as encoder:
         assert same(encoder, checkpoints.vision().encoder)
 
 
 def test_saving_twice_gives_the_same_bytes_and_transformers_loads_them(tmp_path):
     checkpoints.clip_folder(tmp_path / "one")
-    save_model(load_clip(tmp_path / "one"), tmp_path / "two", like=tmp_path / "one")
+    load.save_model(load.load_clip(tmp_path / "one"), tmp_path / "two", like=tmp_path / "one")
     one, two = ({f.name: f.read_bytes() for f in (tmp_path / n).iterdir()} for n in ("one", "two"))
     assert one == two and {"tokenizer.json", "preprocessor_config.json"} <= one.keys()
-    model, info = CLIPModel.from_pretrained(tmp_path / "two", output_loading_info=True)
+    model, info = tf.CLIPModel.from_pretrained(tmp_path / "two", output_loading_info=True)
     assert same(model, checkpoints.clip()) and not any(info.values())
-    tied = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).eval()
-    assert same(load_model(save_model(tied, tmp_path / "llama")), tied)
+    tied = tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES, tie_word_embeddings=True)).eval()
+    assert same(load.load_model(load.save_model(tied, tmp_path / "llama")), tied)
 
 
 def test_a_sentence_encoder_is_loaded_without_the_head_that_its_config_names(tmp_path):
     """all-mpnet-base-v2's config.json names the class with the head it was trained with."""
-    encoder = MPNetModel(MPNetConfig(**SIZES))
-    save_model(encoder, tmp_path)
+    encoder = tf.MPNetModel(tf.MPNetConfig(**SIZES))
+    load.save_model(encoder, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     with_head = json.dumps(config | {"architectures": ["MPNetForMaskedLM"]})
     (tmp_path / "config.json").write_text(with_head)
     with pytest.raises(WrongKeys):
-        load_model(tmp_path)
+        load.load_model(tmp_path)
     (tmp_path / "modules.json").write_text("[]")
-    assert type(load_model(tmp_path)) is MPNetModel and same(load_model(tmp_path), encoder)
+    assert type(load.load_model(tmp_path)) is load.model_class(tmp_path) is tf.MPNetModel
+    assert same(load.load_model(tmp_path), encoder)
+    for own in ("CrossEncoder", "SparseEncoder", "SentenceTransformer"):
+        record, is_encoder = json.dumps({"model_type": own}), own == "SentenceTransformer"
+        (tmp_path / "config_sentence_transformers.json").write_text(record)
+        assert (load.model_class(tmp_path) is tf.MPNetForMaskedLM) is not is_encoder
+        assert Sentences.of_folder(tmp_path).given is is_encoder
+    (tmp_path / "config.json").write_text('{"architectures": ["T5EncoderModel"]}')
+    assert load.model_class(tmp_path) is tf.T5EncoderModel
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "none"}))
     with pytest.raises(BadFile, match="model_type"):
-        load_model(tmp_path)
+        load.load_model(tmp_path)
 
 
 def test_a_missing_weight_is_an_error_and_never_random(tmp_path):
     folder = checkpoints.vision_folder(tmp_path / "m")
     checkpoints.with_tensors(folder, {"post_layernorm.weight": None})
     with pytest.raises(WrongKeys, match=r"CLIPVisionModel \(1 missing: post_layernorm\.weight"):
-        load_vision(folder)
+        load.load_vision(folder)
 
 
-@pytest.mark.parametrize(
-    ("load", "kind", "said"),
-    [
-        (load_clip, "CLIPVisionModel", "(?s)CLIPVisionModel.*text tower"),
-        (load_vision, "LlamaForCausalLM", "LlamaForCausalLM"),
-    ],
-)
-def test_another_kind_of_model_is_refused_where_clip_is_needed(tmp_path, load, kind, said):
+def test_an_adapter_in_the_folder_of_a_whole_model_is_refused(tmp_path):
+    (checkpoints.vision_folder(tmp_path / "m") / "adapter_config.json").write_text("{}")
+    with pytest.raises(BadFile, match=r"a whole model and adapter_config\.json[\s\S]*own"):
+        load.load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("kind", ["CLIPVisionModel", "LlamaForCausalLM"])
+def test_another_kind_of_model_is_refused_where_clip_is_needed(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]}))
-    with pytest.raises(BadFile, match=said):
-        load(tmp_path)
+    with pytest.raises(BadFile, match=f"(?s){kind}.*is needed"):
+        (load.load_clip if kind == "CLIPVisionModel" else load.load_vision)(tmp_path)
 
 
 def test_loading_is_silent_and_leaves_logging_and_random_numbers_alone(tmp_path, capfd):
@@ -103,11 +97,11 @@ def test_loading_is_silent_and_leaves_logging_and_random_numbers_alone(tmp_path,
 
     checkpoints.clip_folder(tmp_path / "clip")
     before, drawn = shown(), torch.get_rng_state()
-    load_clip(tmp_path / "clip")
-    load_vision(tmp_path / "clip")
+    load.load_clip(tmp_path / "clip")
+    load.load_vision(tmp_path / "clip")
     assert shown() == before and torch.equal(torch.get_rng_state(), drawn)
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(ValueError), quiet_transformers():
+    with pytest.raises(ValueError), load.quiet_transformers():
         raise ValueError
     assert shown() == before
 
@@ -119,14 +113,14 @@ def test_a_folder_without_a_usable_tokenizer_is_an_error(tmp_path, text):
         config = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
         (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(BadFile, match="no tokenizer"):
-        load_tokenizer(tmp_path)
+        load.load_tokenizer(tmp_path)
 
 
 def test_a_missing_gpu_is_an_error_with_a_way_out(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert torch_device("auto") == torch_device("cpu") == torch.device("cpu")
+    assert load.torch_device("auto") == load.torch_device("cpu") == torch.device("cpu")
     with pytest.raises(BadSetting, match="auto or cpu"):
-        torch_device("cuda")
+        load.torch_device("cuda")
 
 
 def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
@@ -150,6 +144,7 @@ def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
         ("model.safetensors", b"", TruncatedFile, r"model\.safetensors.*cut short"),
         ("model.safetensors", b"\xff" * 64, TruncatedFile, r"model\.safetensors.*cut short"),
         ("model.safetensors.index.json", b"{", BadFile, r"index\.json"),
+        ("model.safetensors", None, BadFile, r"found: nothing[\s\S]*link to blobs/0, which"),
         ("model.fp16.safetensors", b"x", BadFile, r"variant model\.fp16\.safetensors, copy it"),
         ("pytorch_model.bin", b"x", BadFile, r"pytorch_model\.bin is a pickle[\s\S]*save_pretrai"),
         (None, b"", BadFile, "found: nothing"),
@@ -157,7 +152,8 @@ def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
 )
 def test_a_folder_without_readable_safetensors_is_refused(tmp_path, name, content, error, said):
     if name:
-        (tmp_path / name).write_bytes(content)
+        file = tmp_path / name
+        file.symlink_to("blobs/0") if content is None else file.write_bytes(content)
     with pytest.raises(error, match=said):
         LazyCheckpoint(tmp_path)
     with pytest.raises(MissingPath, match="nowhere"):
@@ -199,6 +195,7 @@ def test_nan_and_infinity_are_found_and_the_largest_values_are_not(tmp_path, dty
     bad = good.clone()
     bad[-1] = wrong
     state = {"good": good, "bad": bad, "none": good[:0], "large": largest, "n": torch.tensor(-1)}
+    state["attention.masked_bias"] = bad.clone()  # in older GPT-NeoX files, which no model reads
     save_file(state, tmp_path / "model.safetensors")
     checkpoint = LazyCheckpoint(tmp_path)
     assert [name for name, each in checkpoint.items() if not all_finite(each.read())] == ["bad"]

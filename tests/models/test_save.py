@@ -1,5 +1,6 @@
 """Written folders appear whole or not at all, and have the other files of their source."""
 
+import copy
 import errno
 import json
 import os
@@ -7,7 +8,9 @@ import re
 import signal
 from multiprocessing import get_context
 from pathlib import Path
+from unittest.mock import Mock
 
+import checkpoints
 import peft
 import pytest
 import torch
@@ -20,15 +23,10 @@ import featcal
 from featcal.cli import main as cli
 from featcal.errors import BadFile, DiskFull
 from featcal.files import atomic_folder, atomic_path, write_json
-from featcal.models.load import (
-    copy_other_files,
-    load_model,
-    load_tokenizer,
-    save_model,
-    shard_writer,
-)
-from featcal.models.lora import dense_folder
-from featcal.models.sentences import Sentences, dense_layer, merge_modules
+from featcal.models import load
+from featcal.models.load import load_model, load_tokenizer, save_model
+from featcal.models.lora import dense_folder, dense_model
+from featcal.models.sentences import Sentences, Texts, dense_layer, merge_modules
 
 TENSORS = {
     "b.weight": torch.randn(5, 3, generator=torch.Generator().manual_seed(0)),
@@ -40,7 +38,7 @@ TENSORS = {
 
 
 def written(folder, state=TENSORS, **options):
-    with shard_writer(folder, **options) as shards:
+    with load.shard_writer(folder, **options) as shards:
         for name, tensor in state.items():
             shards.write(name, tensor)
     return folder
@@ -78,7 +76,7 @@ def test_a_failed_write_leaves_the_old_file_and_a_finished_one_replaces_it(tmp_p
 
 
 def killed_while_writing(folder):
-    with atomic_folder(folder) as path, shard_writer(path) as inside:
+    with atomic_folder(folder) as path, load.shard_writer(path) as inside:
         (inside.folder / "half").write_text("x")
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -91,7 +89,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_write_and_nothing_els
     process.join()
     left = {path.name for path in tmp_path.iterdir()} - {name}
     assert len(left) == 2 and all(path.startswith(".") for path in left)
-    others = {f".{name}.unfinished", ".model2.7-0.part", "model.7-0.part"}
+    others = {f".{name}.unfinished", ".model2.7-0.part", "model.7-0.part", ".model.old.v2"}
     for other in others:
         (tmp_path / other).mkdir()
     with atomic_folder(tmp_path / name) as mine, atomic_folder(tmp_path / name):
@@ -109,13 +107,6 @@ def test_an_older_folder_is_removed_only_once_it_is_replaced(tmp_path, replaced)
     assert (tmp_path / ".model.7-0.old").exists() is not replaced
 
 
-def raising(error):
-    def raises(*_):
-        raise error
-
-    return raises
-
-
 def test_a_full_disk_is_reported_with_the_final_path_and_leaves_nothing(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
@@ -125,7 +116,7 @@ def test_a_full_disk_is_reported_with_the_final_path_and_leaves_nothing(tmp_path
     ):
         raise full
     assert error.value.path == tmp_path / "out" / "model" / "config.json"
-    monkeypatch.setattr("featcal.models.load.shutil.copyfileobj", raising(full))
+    monkeypatch.setattr("featcal.models.load.shutil.copyfileobj", Mock(side_effect=full))
     with pytest.raises(DiskFull, match="model"):
         written(tmp_path / "model")
     assert os.listdir(tmp_path) == []
@@ -139,7 +130,7 @@ def test_a_file_system_without_rename_is_one_message_and_leaves_nothing(
     names = ["out"] * there
     for name in names:
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(os, "replace", raising(OSError(code, "no rename")))
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(code, "no rename")))
     with pytest.raises(BadFile, match="out: .*cannot rename"), atomic_folder(tmp_path / "out"):
         pass
     with pytest.raises(BadFile, match="record.json: .*cannot rename"):
@@ -155,6 +146,11 @@ def test_only_folders_of_models_are_replaced(tmp_path):
             written(taken)
     assert (tmp_path / "notes/a.txt").read_text() == "mine"
     assert written(written(tmp_path / "model")).is_dir()
+    for name in ("others", ".git"):  # a collection of weights, and a repository
+        (tmp_path / "model" / name).mkdir()
+        with pytest.raises(BadFile, match="it is not replaced"):
+            written(tmp_path / "model")
+        (tmp_path / "model/config.json").touch()
 
 
 def test_a_configuration_without_its_optional_part_is_written(tmp_path):
@@ -223,8 +219,8 @@ SENTENCES = {
 
 
 def sentence_folder(folder: Path, pooling: dict) -> None:
+    width = 64 if 2 in (len(pooling), len(pooling.get("pooling_mode", ""))) else 32
     pooling = pooling | {"word_embedding_dimension": 32}
-    width = 64 if len(pooling.get("pooling_mode", "")) == 2 else 32
     dense = {"in_features": width, "out_features": 8, "bias": False}
     dense |= {"activation_function": "torch.nn.modules.activation.Tanh"}
     configs = {"1_Pooling/config.json": pooling, "2_Dense/config.json": dense}
@@ -234,19 +230,21 @@ def sentence_folder(folder: Path, pooling: dict) -> None:
     save_file({"linear.weight": torch.eye(8, width) + 0.1}, folder / "2_Dense/model.safetensors")
 
 
-@pytest.mark.parametrize("value", ["torch.nn.Linear", "torch.nn.init", "torch.nn.Threshold", True])
-def test_a_dense_layer_with_what_is_no_activation_or_a_residual_is_refused(tmp_path, value):
+@pytest.mark.parametrize("value", "Linear init Threshold token_embeddings residual".split())
+def test_a_dense_layer_with_what_it_cannot_compute_here_is_refused(tmp_path, value):
     sentence_folder(tmp_path, {"pooling_mode": "mean"})
-    key = "use_residual" if value is True else "activation_function"
-    (tmp_path / "2_Dense/config.json").write_text(json.dumps({key: value}))
-    with pytest.raises(BadFile, match="a residual" if value is True else re.escape(value)):
+    config = {"residual": {"use_residual": True}, "token_embeddings": {"module_input_name": value}}
+    config = config.get(value, {"activation_function": f"torch.nn.{value}"})
+    (tmp_path / "2_Dense/config.json").write_text(json.dumps(config))
+    with pytest.raises(BadFile, match=value):
         dense_layer(tmp_path / "2_Dense")
 
 
 POOLINGS = [
     {"pooling_mode_cls_token": True},
     {"pooling_mode_mean_tokens": True},
-    {"pooling_mode": ["max", "mean"]},
+    {"pooling_mode": ["mean", "max"]},
+    {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},  # in the library's order
     {"pooling_mode_weightedmean_tokens": True},
     {"pooling_mode_mean_sqrt_len_tokens": True},
     {"pooling_mode": "lasttoken"},
@@ -264,6 +262,7 @@ def test_a_sentence_transformer_keeps_its_modules_and_encodes_with_them(tmp_path
         assert all((out / name).read_bytes() == (Path("base") / name).read_bytes() for name in kept)
         card = (out / "README.md").read_text()
         assert 'SentenceTransformer("path' in card and "library_name: sentence-trans" in card
+    assert Texts("The ", lower=True).prepared("A") == "the a"
     texts = [SAID, "a dog", "red the end of it"]
     batch = dict(load_tokenizer("new")(texts, padding=True, return_tensors="pt"))
     with torch.no_grad():
@@ -284,8 +283,10 @@ def test_weights_of_further_modules_are_averaged_or_refused(tmp_path):
         sentence_folder(folder, {"pooling_mode": "cls" if name == "b" else "mean"})
         save_file({"linear.weight": torch.full((8, 32), float(i))}, folder / dense)
     base, merged, experts = folders["base"], folders["merged"], {n: folders[n] for n in "ab"}
+    (merged / dense).unlink()
     sentences = merge_modules(base, experts, merged)
     assert (load_file(merged / dense)["linear.weight"] == 1.5).all()
+    assert (merged / dense).stat().st_mode == (merged / "modules.json").stat().st_mode
     assert "Pooling" in sentences[0] and "differs in b" in sentences[0] and "Dense" in sentences[1]
     save_file({"linear.weight": torch.ones(9, 32)}, folders["b"] / dense)
     with pytest.raises(BadFile, match=r"'b' has no tensor linear\.weight of shape \[8, 32\]"):
@@ -321,9 +322,22 @@ def test_modules_that_are_saved_with_an_adapter_are_the_expert_s(tmp_path, monke
     peft.get_peft_model(load_model("base"), how).save_pretrained("lora")
     for name, mode in (("base", "mean"), ("lora", "cls")):
         sentence_folder(Path(name), {"pooling_mode": mode})
-    assert Sentences.of_folder(dense_folder(Path("base"), Path("lora"), Path("new"))).modes == (
-        "cls",
-    )
+    folder = dense_folder(Path("base"), Path("lora"), Path("new"))
+    assert Sentences.of_folder(folder).modes == ("cls",)
+
+
+@pytest.mark.parametrize(("part", "up"), [("bert", True), ("bert", False), ("vision_model", False)])
+def test_an_adapter_fits_a_tower_whether_it_is_of_that_alone_or_of_more(tmp_path, caplog, part, up):
+    whole = tf.BertForMaskedLM(tf.BertConfig(**TEXT)) if part == "bert" else checkpoints.clip()
+    given, other = map(copy.deepcopy, (whole, getattr(whole, part))[:: -1 if up else 1])
+    how = peft.LoraConfig(r=2, target_modules=["query", "q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(given, how)
+    adapted.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"later": 1, "never": None}))
+    ours, theirs = dense_model(other, tmp_path), adapted.merge_and_unload()
+    assert same_bits(*(getattr(model, part, model) for model in (ours, theirs)))
+    assert caplog.messages == [f"{file}: the installed peft ignores later"]
 
 
 @pytest.mark.parametrize("lacking", ["2_Dense", "3_Normalize"])
@@ -366,7 +380,7 @@ def test_all_files_but_weights_cards_and_records_are_copied(tmp_path):
     os.symlink(source, source / "again")
     (tmp_path / "blob").write_text("words")  # the hub's cache holds nothing but links
     (source / "vocab.txt").symlink_to("../blob")
-    copy_other_files(source, out)
+    load.copy_other_files(source, out)
     copied = {file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()}
     assert copied == {*COPIED, "vocab.txt"}
     assert all((out / name).read_text() == name for name in COPIED)
@@ -380,4 +394,4 @@ OLD = '[{"path": "0_Transformer", "type": "sentence_transformers.models.Transfor
 def test_an_unreadable_modules_json_is_an_error(tmp_path, content):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(BadFile, match=r"modules\.json"):
-        copy_other_files(tmp_path, tmp_path / "out")
+        load.copy_other_files(tmp_path, tmp_path / "out")

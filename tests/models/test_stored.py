@@ -13,12 +13,14 @@ from tiny import TEXT, VISION, make
 
 import featcal
 from featcal.errors import FeatCalError, MissingTensor, WrongKeys
-from featcal.models.load import save_model
+from featcal.models.checkpoint import LazyCheckpoint
+from featcal.models.load import load_model, save_model
 from featcal.models.stored import skeleton
 from featcal.models.streamed import StreamedModel
 
 ONES, OTHER = torch.ones(32), torch.linspace(-1, 1, 97 * 32).reshape(97, 32)
 HEAD, SHARED = "lm_head.weight", "shared.weight"
+NEAREST = r"m: no tensor named 'layers\.1\.mlp\.fc2\.weight'; nearest names: (\S+, ){2}\S+"
 
 
 def renamed(folder, name):
@@ -30,11 +32,21 @@ def renamed(folder, name):
 
 def links(folder):
     """Move the files of a folder as a cache of the hub has them."""
-    blobs = folder.parent / "blobs"
-    blobs.mkdir()
-    for file in list(folder.iterdir()):
-        file.rename(blobs / file.name)
-        file.symlink_to(f"../blobs/{file.name}")
+    blobs = folder.rename(folder.parent / "blobs")
+    folder.mkdir()
+    for file in blobs.iterdir():
+        (folder / file.name).symlink_to(f"../blobs/{file.name}")
+
+
+def twice(folder):
+    """Cut the file into shards that both hold one tensor, of which the index names the first."""
+    file = folder / "model.safetensors"
+    first, *_, last = sorted(state := load_file(file))
+    index = {name: f"{int(name == first)}.safetensors" for name in state}
+    save_file(state, folder / index[last])
+    save_file({first: state[first], last: state[last] + 1}, folder / index[first])
+    content = json.dumps({"metadata": {}, "weight_map": index})
+    file.rename(folder / f"{file.name}.index.json").write_text(content)
 
 
 def tied_as(kept):
@@ -49,11 +61,12 @@ def tied_as(kept):
         ("mistral", lambda folder: renamed(folder, lambda name: f"model.{name}")),
         ("dinov2", lambda folder: swiglu(folder)),  # a matrix stored whole is cut
         ("clip", links),
+        ("bert", twice),
         ("t5", tied_as("lm_head")),
         ("t5", tied_as("encoder.embed_tokens")),
         ("t5", lambda folder: checkpoints.with_tensors(folder, {HEAD: OTHER})),  # untied
     ],
-    ids=["text tower", "prefix", "causal", "fused", "hub cache", "head", "encoder", "two tables"],
+    ids="text_tower prefix causal fused hub_cache twice head encoder two_tables".split(),
 )
 def test_folders_of_any_names_compute_what_from_pretrained_computes(family, change, tmp_path):
     folder, batch = folder_of(tmp_path / "m", family), batch_for(family)
@@ -61,17 +74,18 @@ def test_folders_of_any_names_compute_what_from_pretrained_computes(family, chan
     streamed = StreamedModel(folder)
     with streamed.running() as module:
         assert same(outputs(module, batch), outputs(whole(folder, family), batch))
-    if (head := load_file(folder / "model.safetensors").get(HEAD)) is not None:
+    if head := LazyCheckpoint(folder).get(HEAD):
         with streamed.block("lm_head") as part:
-            assert torch.equal(part.weight, head)
+            assert torch.equal(part.weight, head.read())
 
 
 def test_an_encoder_without_a_pooler_is_read_as_one(tmp_path):
     bert = make(lambda: tf.BertModel(tf.BertConfig(**TEXT), add_pooling_layer=False))
     bert.float().save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
     with StreamedModel(tmp_path).running() as module:
-        ours, theirs = (m(**batch_for("bert")).last_hidden_state for m in (module, bert))
-    assert module.pooler is None and torch.equal(ours, theirs)
+        one, two, theirs = (m(**batch_for("bert"))[0] for m in (module, loaded, bert))
+    assert one.equal(theirs) and two.equal(theirs) and module.pooler is loaded.pooler is None
 
 
 def swiglu(folder):
@@ -82,10 +96,7 @@ def swiglu(folder):
 
 
 def test_buffers_that_a_file_holds_are_read_from_it(tmp_path):
-    sizes = {"vocab_size": 97, "max_position_embeddings": 16, "d_model": 32}
-    for part in ("encoder", "decoder"):
-        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 4, f"{part}_ffn_dim": 64}
-    config = tf.BartConfig(**sizes)
+    config = tf.BartConfig(**SEQ2SEQ)
     model = make(lambda: tf.BartForConditionalGeneration(config), dtype=torch.float32)
     model.final_logits_bias += torch.arange(97)
     save_model(model, tmp_path)
@@ -100,19 +111,10 @@ def broken_parts(folder):
 @pytest.mark.parametrize(
     ("family", "change", "error", "said"),
     [
-        (
-            "vit",
-            {"layers.1.mlp.fc2.weight": None},
-            MissingTensor,
-            r"m: no tensor named 'layers\.1\.mlp\.fc2\.weight'; nearest names: (\S+, ){2}\S+",
-        ),
+        ("vit", {"layers.1.mlp.fc2.weight": None}, MissingTensor, NEAREST),
         ("t5", {"shared.weight": None}, MissingTensor, r"no tensor named 'shared\.weight'"),
-        (
-            "bert",
-            {"bert.pooler.dense.bias": torch.ones(32)},  # there already, without the prefix
-            WrongKeys,
-            r"1 not part of it: \S*pooler\.dense\.bias",
-        ),
+        # there already, without the prefix
+        ("bert", {"bert.pooler.dense.bias": ONES}, WrongKeys, r"1 not part of it: \S*dense\.bias"),
         ("dinov2", broken_parts, FeatCalError, r"weights_in\.bias|gate_proj\.bias"),
     ],
     ids=["missing", "tied", "twice", "parts"],
@@ -124,31 +126,31 @@ def test_tensors_that_do_not_fit_are_named(family, change, error, said, tmp_path
         StreamedModel(folder)
 
 
-def test_an_embedding_that_a_model_reads_without_running_it_is_loaded(tmp_path):
-    """DeBERTa's encoder reads the weight of its relative positions."""
-    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
-    config = tf.DebertaV2Config(**TEXT | relative)
-    model = make(lambda: tf.DebertaV2Model(config), dtype=torch.float32)
-    save_model(model, tmp_path)
-    (batch, _) = text(1)
-    with StreamedModel(tmp_path, ["encoder.layer"]).running() as streamed, torch.no_grad():
-        ours = streamed(**batch).last_hidden_state
-        assert torch.allclose(ours, model(**batch).last_hidden_state, atol=1e-6)
+@pytest.mark.parametrize(("kind", "family"), [("deberta", "bert"), ("marian", "t5")])
+def test_embeddings_that_are_never_run_or_never_stored_are_loaded(tmp_path, kind, family):
+    """DeBERTa's encoder reads the weight of its relative positions; Marian's are sinusoidal."""
+    make(KINDS[kind], dtype=torch.float32).save_pretrained(tmp_path)
+    batch, drawn = batch_for(family), torch.get_rng_state()
+    with StreamedModel(tmp_path, ["encoder.layer"]).running() as streamed:
+        ours = outputs(streamed, batch)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert same(ours, outputs(load_model(tmp_path), batch))
 
 
+SEQ2SEQ = {"vocab_size": 97, "max_position_embeddings": 64, "d_model": 32, "pad_token_id": 0}
+for part in ("encoder", "decoder"):
+    SEQ2SEQ |= {f"{part}_layers": 1, f"{part}_attention_heads": 4, f"{part}_ffn_dim": 64}
 NOMIC = tf.NomicBertConfig(**TEXT)
+RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
 MOE = tf.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)
-KINDS = {
-    "bert": FAMILIES["bert"].build,
+NAMED = ("bert", "gpt2", "llama", "t5", "t5_gated", "vit")  # t5_gated has a head of its own
+KINDS = {name: FAMILIES[name].build for name in NAMED} | {
+    "deberta": lambda: tf.DebertaV2Model(tf.DebertaV2Config(**TEXT | RELATIVE)),
     "masked": lambda: tf.BertForMaskedLM(tf.BertConfig(**TEXT)),
-    "gpt2": FAMILIES["gpt2"].build,
     "whole": FAMILIES["bert"].build,
-    "llama": FAMILIES["llama"].build,
     "tied": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED, tie_word_embeddings=True)),
-    "t5": FAMILIES["t5"].build,
-    "t5_gated": FAMILIES["t5_gated"].build,  # a head of its own
     "flan": FAMILIES["t5_gated"].build,
-    "vit": FAMILIES["vit"].build,
+    "marian": lambda: tf.MarianMTModel(tf.MarianConfig(**SEQ2SEQ, decoder_start_token_id=0)),
     "swiglu": lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, use_swiglu_ffn=True)),
     "nomic": lambda: tf.NomicBertModel(NOMIC),
     "mixtral": lambda: tf.MixtralForCausalLM(MOE),
@@ -180,6 +182,7 @@ FORMS = {
     "tied": lambda s: s | {"lm_head.weight": s[TABLE].clone()},
     "t5": lambda s: s | embeddings_of_stacks(s) | {"lm_head.weight": s[SHARED].clone()},
     "flan": lambda s: s | embeddings_of_stacks(s),
+    "marian": lambda s: s,  # without its positions
 }
 
 
@@ -207,6 +210,16 @@ def test_folders_of_any_form_are_merged_as_transformers_loads_them(tmp_path, kin
     for name, tensor in written.state_dict().items():
         assert torch.equal(tensor, module.state_dict()[name]), name
         assert torch.allclose(tensor, (one[name] + two[name]) / 2, rtol=0, atol=1e-6), name
+
+
+def test_an_old_configuration_without_model_type_keeps_what_it_says_on_generation(tmp_path):
+    folder = folder_of(tmp_path / "m", "t5")
+    config = json.loads((folder / "config.json").read_text())
+    for more in ({}, {"num_beams": 4, "model_type": None}):
+        (folder / "config.json").write_text(json.dumps(config | more))
+        out = featcal.merge("average", folder, [folder], out=tmp_path / f"{len(more)}")
+        assert whole(out, "t5").generation_config.num_beams == more.get("num_beams")
+        assert (out / "generation_config.json").exists() is bool(more)
 
 
 def test_one_stored_tensor_of_three_parameters_is_written_whole_when_one_is_solved(tmp_path):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.core import generator
-from featcal.core.precision import SUM_DTYPE, exact_products
+from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Tensors
@@ -76,7 +76,7 @@ def zero_shot_logits(
 
 def entropy(logits: Tensor) -> Tensor:
     """Return the mean over rows of −Σ p log(p + 1e-8), p = softmax of logits (n, K)."""
-    p = logits.softmax(-1)
+    p = wide(logits).softmax(-1)  # in float16 1e-8 would be 0
     return -(p * (p + 1e-8).log()).sum(-1).mean()
 
 
@@ -118,8 +118,8 @@ class Mixture:
         columns = []
         for name in self.names:
             gradient, flat = mixed[name].grad, self.vectors[name].flatten(1)
-            none = flat.new_zeros(len(flat))
-            columns.append(none if gradient is None else flat @ gradient.flatten())
+            known = gradient is not None
+            columns.append(flat @ gradient.flatten() if known else flat.new_zeros(len(flat)))
         torch.autograd.backward(self.effective(), torch.stack(columns, dim=1).to(self.coefficients))
 
 
@@ -160,8 +160,7 @@ def adamerging(
         task: dict(zip(job.names, row, strict=True)) if granularity == "layer" else row[0]
         for task, row in zip(job.experts, mixture.effective().tolist(), strict=True)
     }
-    for name, tensor in mixture.tensors().items():
-        yield name, tensor.detach()
+    yield from ((name, tensor.detach()) for name, tensor in mixture.tensors().items())
 
 
 @torch.enable_grad()  # even under a caller's no_grad
@@ -223,8 +222,7 @@ def squared_gradients(
 
     Each label y is drawn from the model's own p(· | x), with the tensors of `source` as θ.
     """
-    own = {name: source[name].finite() for name in job.names}
-    tensors = {name: tensor.to(job.device).requires_grad_() for name, tensor in own.items()}
+    tensors = {n: source[n].finite().to(job.device).requires_grad_() for n in job.names}
     sums = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
     draws, count = generator(task, purpose, seed), 0
     for number, batch in enumerate(job.batches[task]):
@@ -252,8 +250,8 @@ def _add_squares(total: Tensor, gradient: Tensor) -> None:
     if gradient.dim() == 2 and len(rows) < len(gradient) // 2:
         total[rows] += gradient[rows].to(total.dtype).square()
     else:
-        wide = gradient.to(total.dtype)
-        total.addcmul_(wide, wide)
+        exact = gradient.to(total.dtype)
+        total.addcmul_(exact, exact)
 
 
 def fisher_weights(fishers: Sequence[State], floor: float, normalize: bool) -> list[float]:
@@ -333,13 +331,9 @@ def gradient_matching(
     seed:        of the drawn labels.
     """
     check_tasks(job.experts, job.batches)
-    model = encoder(job, "gradient_matching")
-
-    def curvature(source: Tensors, task: str, purpose: str) -> dict[str, Tensor]:
-        return squared_gradients(job, model, source, task, seed, purpose)[0]
-
-    own = [curvature(expert, task, "fisher") for task, expert in job.experts.items()]
-    origin = [curvature(job.base, task, "base's fisher") for task in job.experts]
+    squares = partial(squared_gradients, job, encoder(job, "gradient_matching"), seed=seed)
+    own = [squares(expert, task)[0] for task, expert in job.experts.items()]
+    origin = [squares(job.base, task, purpose="base's fisher")[0] for task in job.experts]
     for name in job.names:
         base, experts = job.read(name)
         H0 = base_weight * tensor_sum([each[name] for each in origin]) / len(origin) + floor

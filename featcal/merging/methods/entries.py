@@ -95,9 +95,7 @@ def breadcrumbs(job: MergeJob, keep: Fraction = 0.15, remove: Fraction = 0.006) 
     require(keep + remove <= 1, "merge.breadcrumbs.keep", keep, expected)
     turned = conv1d_names(job.base)
     for name in job.names:
-        vectors = task_vectors(*job.read(name))
-        if name in turned:
-            vectors = [vector.T for vector in vectors]
+        vectors = [v.T if name in turned else v for v in task_vectors(*job.read(name))]
         total = tensor_sum([mask_row_entries(vector, keep, remove) for vector in vectors])
         yield name, total.T if name in turned else total
 
@@ -148,10 +146,8 @@ def ties(
     @cache
     def majority() -> float:
         """Return the sign of the sum of all entries' signs over the whole model."""
-        total = 0.0
-        for name in job.names:
-            for vectors in vector_pieces(job, name):
-                total += float(tensor_sum(trim(vectors, cuts)).sign().sum())
+        pieces = (vectors for name in job.names for vectors in vector_pieces(job, name))
+        total = sum(float(tensor_sum(trim(vectors, cuts)).sign().sum()) for vectors in pieces)
         return float((total > 0) - (total < 0))
 
     yield from in_pieces(job, lambda vectors: ties_tensor(vectors, cuts, combine, majority))

@@ -56,12 +56,8 @@ def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
     rank = min(vectors[0].shape) // len(vectors)
     if not rank:
         return tensor_sum(vectors) / len(vectors)
-    left, values, right = [], [], []
-    for vector in vectors:
-        U, S, Vt = thin_svd(vector)
-        left.append(U[:, :rank])
-        values.append(S[:rank])
-        right.append(Vt[:rank].T)
+    parts = [(U[:, :rank], S[:rank], Vt[:rank].T) for U, S, Vt in map(thin_svd, vectors)]
+    left, values, right = zip(*parts, strict=True)
     U, V = orthogonal(torch.cat(left, 1)), orthogonal(torch.cat(right, 1))
     return U * torch.cat(values) @ V.T
 
@@ -102,13 +98,11 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
     own = round((r - int(r * common)) / count)
     first = max(0, r - own * count)
     U, S, Vt = thin_svd(tensor_sum(vectors))
-    left, values, right = [U[:, :first]], [S[:first]], [Vt[:first].T]
+    parts = [(U[:, :first], S[:first], Vt[:first].T)]
     for vector in vectors:
-        beyond = vector - U[:, :first] @ (U[:, :first].T @ vector)
-        P, s, Qt = thin_svd(beyond, vector.norm())
-        left.append(P[:, :own])
-        values.append(s[:own])
-        right.append(Qt[:own].T)
+        P, s, Qt = thin_svd(vector - U[:, :first] @ (U[:, :first].T @ vector), vector.norm())
+        parts.append((P[:, :own], s[:own], Qt[:own].T))
+    left, values, right = zip(*parts, strict=True)
     kept = torch.cat(values)
     mean = kept.mean() if len(kept) else 0.0
     return mean * orthogonal(torch.cat(left, 1)) @ orthogonal(torch.cat(right, 1)).T
@@ -157,9 +151,7 @@ class Interference:
         return self.R @ torch.linalg.pinv(self.G, hermitian=True, rtol=rtol)
 
 
-def minimize(
-    problem: Interference, steps: int, rate: float, label: str
-) -> tuple[Tensor, list[float]]:
+def minimize(problem: Interference, steps: int, rate: float, at: str) -> tuple[Tensor, list[float]]:
     """Minimise by Adam from Σ τᵢ. Returns: τ, and the loss before every step and at the end.
 
     From a start that is a minimum Adam can only climb: the start is returned if the end is above.
@@ -173,7 +165,7 @@ def minimize(
         losses.append(max(0.0, inner + problem.c))
         if not losses[-1] < float("inf"):
             look = "overflowing values in the experts"
-            raise Diverged(f"wudi: {label}", step, "merge.rate", rate, look)
+            raise Diverged(f"wudi: {at}", step, "merge.rate", rate, look)
         if step < steps:
             tau.grad = 2 * (product - problem.R)
             adam.step()
@@ -205,13 +197,9 @@ def wudi(
     left_out = "must be left out except for the closed form"
     require(closed or rtol is None, "merge.wudi.rtol", rtol, left_out)
     count = (300 if official else 400) if steps is None else steps
-    if official:
-        groups = linear_groups(job, exclude)
-    else:
-        groups = [(name,) for name in matrix_names(job, exclude)]
+    groups = linear_groups(job, exclude) if official else [(n,) for n in matrix_names(job, exclude)]
     turned = conv1d_names(job.base)
-    ends: dict[str, dict[str, float]] = {}
-    curve: list[float] = []
+    ends, curve = dict[str, dict[str, float]](), list[float]()
     for number, names in enumerate(groups, start=1):
         W0, vectors, rows = stacked_vectors(job, names, turned)
         problem = Interference.of(vectors)

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor, nn
+from transformers import CLIPModel
 
 from featcal.calibration.features import (
     StudentTeacherFeatures,
@@ -37,7 +38,7 @@ from featcal.models.batch import check_tasks
 from featcal.models.blocks import hooked, module_inputs, step
 from featcal.models.modules import normalised, solved_modules
 from featcal.models.plan import Stack, blocks_of, plan_for
-from featcal.settings import Fraction
+from featcal.settings import Fraction, require
 
 TEXTS, IMAGES = 0.1, 0.95  # factors of the Gram matrices off their diagonal
 TOLERANCE = 1e-5  # scipy's: of the residual, relative to the right-hand side
@@ -48,6 +49,7 @@ class Gram:
     """The Gram matrix Σ x xᵀ (d, d) over the tokens of one task at one site."""
 
     total: Tensor
+    rounding: float  # of its products, relative
     tokens: int = 0
 
     def mean(self, off_diagonal: float) -> Tensor:
@@ -91,17 +93,19 @@ class ForwardOrder:
         several = len(self.plan.stacks) > 1  # then batches are read once per stack
         given = ((task, self.job.batches[task]) for task in self.job.experts)
         self.batches = {task: list(own) if several else own for task, own in given}
+        whole = self.batches.values() if isinstance(self.worker, CLIPModel) else ()
+        expected = "must have texts too; to merge vision towers, give experts of CLIPVisionModel"
+        for keys in (list(batch) for own in whole for batch in own):
+            require("input_ids" in keys, "merge.batches", keys, expected)
         # without a limit: all features stay on their device
         self.spool = Spool(sys.maxsize, sys.maxsize, tempfile.gettempdir())
-        self.tokens: dict[str, int] = {}
-        self.job.record["tokens"] = self.tokens
+        self.tokens: dict[str, int] = self.job.record.setdefault("tokens", {})
         self.before: set[int] = set()  # addresses of tensors that run before the blocks
 
     @torch.no_grad()
     def tensors(self) -> NamedTensors:
         """Yield every tensor of the job."""
-        done: set[str] = set()
-        state = self.worker.state_dict()
+        done, state = set[str](), self.worker.state_dict()
         if not self.own:  # outside the blocks the merge so far is the mean
             inside = tuple(f"{stack.blocks}." for stack in self.plan.stacks)
             for name in self.job.names:
@@ -197,12 +201,11 @@ def sum_block(
         with module_inputs(block, [*linears, *norms]) as inputs:
             output = step(block, stack, hidden, arguments)
         fed = arguments[0].get(feeder.feeds) if feeder else None
-        tokens = (hidden, mask), (fed, task.encoder_masks[number])
-        weigh = partial(row_weights, spec, tokens, {})
+        weigh = partial(row_weights, spec, ((hidden, mask), (fed, task.encoder_masks[number])), {})
         for site, weights in shared_sites(inputs, linears, weigh).items():
             rows = wide(inputs[site[0]][weights > 0])  # (n, d)
-            d = rows.shape[1]
-            gram = grams.setdefault(site, Gram(rows.new_zeros(d, d, dtype=SUM_DTYPE)))
+            zeros = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=SUM_DTYPE)
+            gram = grams.setdefault(site, Gram(zeros, torch.finfo(rows.dtype).eps))
             add_gram(gram.total, rows)
             gram.tokens += len(rows)
         for name in norms:
@@ -339,10 +342,13 @@ def lot_scale(squares: list[Tensor], vectors: list[Tensor]) -> Tensor:
 def lot(job: MergeJob, rtol: PositiveFloat | None = None) -> NamedTensors:
     """Yield every tensor by LOT.
 
-    rtol: eigenvalues below this share of the largest are 0. Default: d times float64's rounding.
+    rtol: eigenvalues below this share of the largest are 0. Default: d times float64's rounding;
+          with fewer tokens than a linear's d inputs, of the model's dtype, at least float32.
     """
 
     def solve(_: str, grams: Sequence[Gram], W0: Tensor, vectors: list[Tensor]) -> Tensor:
-        return W0 + lot_matrix([gram.total for gram in grams], vectors, rtol)
+        few = rtol is None and sum(gram.tokens for gram in grams) < W0.shape[1]
+        least = W0.shape[1] * grams[0].rounding if few else rtol  # else it inverts rounding
+        return W0 + lot_matrix([gram.total for gram in grams], vectors, least)
 
     yield from ForwardOrder(job, solve, own=True, solve_norm=lot_scale).tensors()
