@@ -189,15 +189,14 @@ def text_answers(
     names = options.classes_named(classes, datasets)
     model = load_model(folder).to(device)
     way, reader = way_of(model), reader_for([folder], input_of(model), sampling.tokens)
-    sentences = Sentences.of_folder(folder)
+    sentences, answers = Sentences.of_folder(folder), {}
     one = way != "likelihood" or len(templates) < 2
     require(one, "--template", templates, "must be one for likelihoods")
     expected = "is not used by a model with a head of classes"
     require(way != "head" or not templates, "--template", templates, expected)
     mean = ", the mean over its tokens" if way == "vectors" and not sentences.given else ""
     note(f"{folder}: {WAYS[way]}{mean}")
-    size, answers = 1 if reader.takes.alone else sampling.batch, {}
-    asked = TextModel(model, reader, size, sentences)
+    asked = TextModel(model, reader, 1 if reader.takes.alone else sampling.batch, sentences)
     for task, dataset in datasets.items():
         labelled = load_labelled(dataset, sampling.split, names.get(task), columns)
         if way != "head" and labelled.classes == [*map(str, range(len(labelled.classes)))]:

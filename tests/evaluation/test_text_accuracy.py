@@ -67,7 +67,7 @@ def test_classifiers_answer_with_their_own_names(kind, pad, tmp_path, capsys):
     sizes = TEXT | POSITIONS | {"vocab_size": VOCABULARY, "pad_token_id": pad}
     kind = getattr(tf, f"{kind}ForSequenceClassification")
     config = kind.config_class(**sizes, id2label=names)  # and label2id still says LABEL_0
-    save_model(make(lambda: kind(config), 0, torch.float32), tmp_path / "m")
+    save_model(make(lambda: kind(config), 5, torch.float32), tmp_path / "m")
     tokenizer().save_pretrained(tmp_path / "m")
     model = load_model(tmp_path / "m")
 
