@@ -214,10 +214,7 @@ def solve_systems(
     systems, settings, solutions = ranks.summed(systems), spec.settings, {}
     rho = settings.anchor_blend
     for site in list(systems.sites):
-        (W, b), (W_base, b_base) = (
-            side_by_side(block.get_submodule(name) for name in site) for block in (student, base)
-        )
-        A, a = anchor(W, W_base, rho), anchor(b, b_base, rho)  # (o, d), (o,)
+        A, a = anchors(student, base, site, rho)  # (o, d), (o,)
         parts, affine = systems.sites.pop(site), affine_of(student, site, settings)
         ridge = settings.ridge
         if ridge == "auto":
@@ -247,6 +244,14 @@ def solve_systems(
         if shift is not None and new[1] is not None:
             shift.copy_(new[1])
     return [solution.conditioning for solution in solutions.values()]
+
+
+def anchors(student: nn.Module, base: nn.Module, site: Site, rho: float) -> tuple[Tensor, Tensor]:
+    """Return the anchors (o, d) and (o,) of a site's weight and bias (Eqs. 11 and 51)."""
+    (W, b), (W_base, b_base) = (
+        side_by_side(block.get_submodule(name) for name in site) for block in (student, base)
+    )
+    return anchor(W, W_base, rho), anchor(b, b_base, rho)
 
 
 def affine_of(block: nn.Module, site: Site, settings: Calibration) -> str:

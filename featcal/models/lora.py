@@ -30,7 +30,7 @@ LOG = logging.getLogger("featcal")
 WEIGHTS = "adapter_model.safetensors"
 ROOT = "base_model.model."  # peft's prefix of all names
 # of a CLIPModel what is not its vision tower
-BESIDE = re.compile(rf"{re.escape(ROOT)}(text_model|(text|visual)_projection|logit_scale)\b")
+NOT_VISION = re.compile(rf"{re.escape(ROOT)}(text_model|(text|visual)_projection|logit_scale)\b")
 # what peft adds to the names of a model's own parameters
 PEFT_NAMES = re.compile(r"^base_model\.model\.|\b(base_layer|original_module|token_adapter)\.")
 NO_WEIGHTS = {  # settings of adapters that do more than change weights
@@ -106,7 +106,7 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
             adapted = peft.get_peft_model(model, config, low_cpu_mem_usage=first.is_meta)
         own = {name.replace(".default", "") for name in adapted.state_dict()}
         if isinstance(model, CLIPVisionModel):
-            state = {name: each for name, each in state.items() if not BESIDE.match(name)}
+            state = {name: each for name, each in state.items() if not NOT_VISION.match(name)}
         if not any("vision_model." in name for name in own):
             # the prefix of a CLIP vision tower in a CLIPModel, and before transformers 5
             state = {name.replace("vision_model.", "", 1): t for name, t in state.items()}
