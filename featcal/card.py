@@ -204,7 +204,7 @@ def calibration_card(
     datasets: Sequence[str] = (),
 ) -> str:
     """Return the model card's text; samples: rows of its section, datasets: names on the hub."""
-    from featcal.models.checkpoint import modules_of
+    from featcal.models.checkpoint import encodes_sentences
 
     models = {"base": base, "merged model": merged}
     models |= {f"expert {task}": experts[task] for task in sorted(experts)}
@@ -217,7 +217,7 @@ def calibration_card(
             merged_by = f"mergekit's {recipe['merge_method']}"
         elif isinstance(method := front_matter(folder).get("merge_method"), str):
             merged_by = f"featcal's {method}"
-        sentences, config = modules_of(folder), folder / "config.json"
+        sentences, config = encodes_sentences(folder), folder / "config.json"
         class_name = SENTENCE_CLASS if sentences else str(read_json(config)["architectures"][0])
     stated = result.settings.stated if result.settings else {}
     names = {key: f"{symbol}, {key}" for key, symbol in SYMBOLS.items()}

@@ -21,7 +21,7 @@ from featcal.merging.registry import MergeJob, Method, NamedTensors, method_name
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
-from featcal.models.checkpoint import is_adapter, modules_of, read_safetensors
+from featcal.models.checkpoint import encodes_sentences, is_adapter, read_safetensors
 from featcal.models.load import (
     VISION,
     load_model,
@@ -196,7 +196,7 @@ class OpenedMerge:
         modules, class_name = list[str](), self.form.architecture
         if not isinstance(base, nn.Module):
             modules = merge_modules(Path(base), folders)  # of a sentence encoder
-            class_name = card.SENTENCE_CLASS if modules_of(Path(base)) else class_name
+            class_name = card.SENTENCE_CLASS if encodes_sentences(Path(base)) else class_name
         if out is None:
             if modules:
                 warnings.warn(f"only in a folder (out=): {' '.join(modules)}", stacklevel=3)

@@ -262,6 +262,9 @@ def test_a_sentence_transformer_keeps_its_modules_and_encodes_with_them(tmp_path
         assert all((out / name).read_bytes() == (Path("base") / name).read_bytes() for name in kept)
         card = (out / "README.md").read_text()
         assert 'SentenceTransformer("path' in card and "library_name: sentence-trans" in card
+    Path("base/config_sentence_transformers.json").write_text('{"model_type": "SparseEncoder"}')
+    assert cli.main([*MERGE, "--force"]) == 0, "of another kind, which no such class loads"
+    assert "SentenceTransformer(" not in Path("merged/README.md").read_text()
     assert Texts("The ", lower=True).prepared("A") == "the a"
     texts = [SAID, "a dog", "red the end of it"]
     batch = dict(load_tokenizer("new")(texts, padding=True, return_tensors="pt"))
