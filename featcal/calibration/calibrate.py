@@ -207,10 +207,10 @@ def best_candidate(
             except SingularGram:  # one overflows: without it, each of the others is swept alone
                 if ranks.world > 1:  # other processes wait for the solution
                     raise
-                for name, one in [(name, students.pop(name)) for name in names]:
-                    if len(names) > 1:
-                        students[name] = replace(one, handle=models.student_copy(), blocks=[])
-                        groups.append([name])
+                tried = [(name, students.pop(name)) for name in names]
+                for name, one in tried if len(tried) > 1 else ():
+                    students[name] = replace(one, handle=models.student_copy(), blocks=[])
+                    groups.append([name])
         handles = {name: calibrated_handle(models, one) for name, one in students.items()}
         handles = {choose.MERGED: models.merged} | handles
         by_task = ranks.gathered(choose.divergences(models, handles, unseen, few, labels))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 from typer import Argument, Option
 
@@ -78,10 +78,11 @@ def merge(
 
     entry = method_named(method)
     fields = entry.settings.model_fields
+    lists = [name for name, field in fields.items() if get_origin(field.annotation) is tuple]
     settings: dict[str, Any] = {"seed": seed} if "seed" in fields else {}
     for name, text in pairs.items():
-        listed = "tuple" in str(name in fields and fields[name].annotation) and text[0] != "["
-        settings[name] = text.split(",") if listed else options.yaml_scalar(text)
+        plain = name in lists and text[0] != "["
+        settings[name] = text.split(",") if plain else options.yaml_scalar(text)
     typed = [o for o, v in (("--data", data), ("--samples", samples), ("--column", column)) if v]
     typed += [f"--set {pair}" for pair in common if not pair.startswith("embeddings=")]
     if typed and "batches" not in entry.needs:
@@ -94,9 +95,11 @@ def merge(
         from featcal.models.stored import skeleton
 
         model, draw = skeleton(inputs.base), keys.draw(samples or MOST, seed, column=column)
-        for task, at in inputs.data.items():
-            count = samples or min(MOST, len(samples_at(at, input_of(model), draw)))
-            batches |= drawn(model, (inputs.base,), {task: at}, replace(draw, samples=count))
+        takes, data = input_of(model), inputs.data.items()
+        counts = {t: samples or min(MOST, len(samples_at(at, takes, draw))) for t, at in data}
+        for count in {*counts.values()}:  # tasks of one size share the tokenizer or processor
+            own = {task: at for task, at in data if counts[task] == count}
+            batches |= drawn(model, (inputs.base,), own, replace(draw, samples=count))
     given = {"batches": batches, "head": head, "embeddings": keys.embeddings, "device": device}
     merge_folders(method, inputs.base, inputs.experts, out=out, progress=note, **given, **settings)
     if as_json:

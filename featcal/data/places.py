@@ -180,10 +180,10 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
         if wrong := [file for file in files if file.count("/") != 1]:
             problem = f"{wrong[0]} is not directly in a class folder: no label"
             raise BadData(root, problem, f"put pictures into {split}/<class>/, not above or below")
-        # of all splits, so that a class without pictures in one split keeps its number
-        names = classes_in(folder, dict.fromkeys((split, *SPLITS)))
-        features[LABEL] = datasets.ClassLabel(names=names)
         columns[LABEL] = [file.split("/")[0] for file in files]
+        # of all splits, so that a class without pictures in one split keeps its number
+        others = classes_in(folder, (name for name in SPLITS if name != split))
+        features[LABEL] = datasets.ClassLabel(names=sorted({*columns[LABEL], *others}))
     return datasets.Dataset.from_dict(columns, features)
 
 

@@ -223,8 +223,8 @@ def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
     """Return the labels as indices of the model's head, matched by name if it has names."""
     config: Any = model.config
     known = {str(name).lower(): int(i) for i, name in (config.id2label or {}).items()}
-    more = {str(name).lower(): int(i) for name, i in (config.label2id or {}).items()}
-    known = known | more | known  # id2label counts first, as in a pipeline
+    for name, i in (config.label2id or {}).items():
+        known.setdefault(str(name).lower(), int(i))  # id2label counts first, as in a pipeline
     if all(name.lower() in known for name in data.classes):
         return [known[data.classes[label].lower()] for label in data.labels]
     unnamed = all(name.startswith("label_") or name.isdigit() for name in known)

@@ -22,9 +22,10 @@ from featcal.data.images import Preprocess
 from featcal.errors import BadFile, BadSetting, one_line, optional_package
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.checkpoint import no_safetensors, read_safetensors
+from featcal.models.load import OPEN_CLIP as CONFIG
 from featcal.models.load import TOKENIZER, copy_other_files, quiet_transformers, require_replaceable
 
-CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
+WEIGHTS = "open_clip_model.safetensors"
 # files that open_clip looks for, in its order
 WEIGHT_FILES = (WEIGHTS, "open_clip_pytorch_model.safetensors", "model.safetensors")
 NAMES = {  # parts of names: open_clip's, transformers'

@@ -252,9 +252,7 @@ def require_replaceable(folder: Path, kind: str = "") -> None:
 
     kind: the file that shows a folder of the same kind.   A repository is never replaced.
     """
-    files = (
-        {path.name: path.is_file() for path in folder.iterdir()} if folder.is_dir() else {"": True}
-    )
+    files = {p.name: p.is_file() for p in folder.iterdir()} if folder.is_dir() else {"": True}
     weights = all(files.values()) and any(name.endswith(".safetensors") for name in files)
     ours = kind in files if kind else weights or files.keys() & {CONFIG, OPEN_CLIP}
     if folder.exists() and files and (".git" in files or not ours):

@@ -127,10 +127,8 @@ def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
     stored = (folder / "model.safetensors").is_file() and not config.get("use_residual")
     reads = config.get("module_input_name", "sentence_embedding")
     if not stored or kind not in ACTIVATIONS or reads != "sentence_embedding":
-        problem = (
-            f"a dense layer of {reads} with {name}, a residual or no safetensors is not supported"
-        )
-        raise BadFile(folder, problem, USE_LIBRARY)
+        problem = f"a dense layer of {reads} with {name}, a residual or no safetensors"
+        raise BadFile(folder, f"{problem} is not supported", USE_LIBRARY)
     tensors, activation = load_file(folder / "model.safetensors"), getattr(nn, kind)()
     W = tensors["linear.weight"]
     b = tensors.get("linear.bias", torch.zeros(len(W)))

@@ -293,7 +293,7 @@ def together(found: pd.DataFrame) -> Comparison:
 
 
 def apart(found: pd.DataFrame, title: Callable[[str], str]) -> Comparison:
-    """Hold when accuracy clearly rises while cosine clearly falls on some task; fail if on none it may."""
+    """Hold if accuracy clearly rises while cosine clearly falls on some task; fail if none allows it."""
     slightly = found[(found["accuracy"] > 0) & (found["cosine"] < 0)]
     higher = slightly["accuracy"] > slightly["accuracy_noise"]
     clearly = slightly[higher & (-slightly["cosine"] > slightly["cosine_noise"])]

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -124,11 +125,10 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     if claim.kind == "spreads":
         return _spreads(claim, rows_of(claim, named(claim.left), setting, evidence))
     if claim.kind in ("together", "apart"):
-        frame, sides = evidence.table(claim.file), (named(claim.left), named(claim.right))
-        at = (_run_at(frame, one["method"], setting, claim.kind, claim.file) for one in sides)
-        found = evidence.gains(
-            *(one | {"setting": own} for one, own in zip(sides, at, strict=True))
-        )
+        given = {"setting": setting, "kind": claim.kind, "file": claim.file}
+        run_at = partial(_run_at, evidence.table(claim.file), **given)
+        sides = map(named, (claim.left, claim.right))
+        found = evidence.gains(*(one | {"setting": run_at(one["method"])} for one in sides))
         if found.empty:
             return Verdict(claim, "not run")
         both = together(found) if claim.kind == "together" else apart(found, evidence.title)

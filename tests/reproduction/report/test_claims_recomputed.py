@@ -38,7 +38,8 @@ def agreed(folder, setting, expected):
 def test_every_verdict_on_the_results_in_git_is_what_other_code_computes(setting):
     verdicts = agreed(MINI, setting, recomputed(MINI, setting))
     if setting == "suite":  # energy needs a GPU; memory of Table 13 is not of published adapters
-        assert [one.word for one in verdicts.values()].count("not run") <= 9
+        not_run = [name for name, one in verdicts.items() if one.word == "not run"]
+        assert len(not_run) <= 9 and all("energy" in n or "t13_memory" in n for n in not_run)
 
 
 def test_every_verdict_is_the_same_where_correctness_is_kept(tmp_path):
