@@ -232,7 +232,7 @@ def choose(
     by_task: Mapping[str, Mapping[str, Sequence[float]]], settings: Mapping[str, Calibration]
 ) -> Choice:
     """Choose the model of least mean divergence among those that are worse than the merged one on
-    no task by more than two paired standard errors. It rejects models with infinite divergence.
+    no task by more than two paired standard errors. Reject models with infinite divergence.
     """
     divergence: dict[str, dict[str, float]] = {}
     allowed, tasks = [], by_task.values()
