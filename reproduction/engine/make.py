@@ -177,7 +177,8 @@ def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
             pairs[task] = Pair(own["merged"].to(device), own["expert"].to(device), own["sizes"])
         adapters = model.settings.fit(pairs, draw.seed, progress)
     else:
-        given = (streams(setup, draw), setup.projection(), draw.seed, device, progress)
+        batches = streams(setup, draw, damage=model.damage)
+        given = (batches, setup.projection(), draw.seed, device, progress)
         merged = setup.merged(upstream)
         adapters = adapters_for(model.settings, merged, setup.experts, *given)
     adapters.save(model.folder)
