@@ -18,7 +18,6 @@ from reproduction.engine.context import HEADS, Setup, fingerprint, load_context,
 from reproduction.engine.workers import console, fan_out
 from reproduction.prepare import hub
 from reproduction.prepare.chat import PLAIN_TEXTS, write_base_and_chats
-from reproduction.prepare.hub import WEIGHTS
 from reproduction.prepare.photos import write_photos
 from reproduction.prepare.suite import (
     FINE_TUNE,
@@ -126,7 +125,8 @@ def made(setup: Setup, role: Any, name: str) -> Path:
     suite, root, first, seed = context.suite, context.root, HEADS, FIRST
     # of the tasks that no smaller pool holds
     recipes = recipes_of(setup, [task for task in tasks if setup.home(task) == setup.pool])
-    model = model_folder(root, role.clip if isinstance(role, Role) else role.model, context.pins)
+    source = role.clip if isinstance(role, Role) else role.model
+    model = model_folder(root, source, context.pins)
     rows, settings = list[Path](), list[Any]()
     if isinstance(role, PhotoRole):
         rows, settings = _files(data, tasks), [suite.photos.size]
@@ -147,17 +147,21 @@ def made(setup: Setup, role: Any, name: str) -> Path:
         write, given = write_base_and_heads, (data, tasks, suite.heads, suite.device)
         settings, seed = [suite.data.model_dump(), suite.heads], suite.expert_seed
     trained = {task: recipe.model_dump() for task, recipe in recipes.items()}
-    settings += [role.model_dump(), tasks, trained, seed]
-    # of a model of the hub the settings hold id and pin
-    weights = [model / WEIGHTS] if model.is_relative_to(root) else []
+    kind = getattr(role, "experts", FINE_TUNE)
+    local = model.is_relative_to(root)
+    weights = sorted(model.glob("*.safetensors")) if local else []
+    fetched = [] if local else [source]
+    fetched += [kind.format(task=task) for task in recipes if kind != FINE_TUNE]
+    commits = [hub.pinned(context.pins, name) for name in fetched]
+    settings += [role.model_dump(), tasks, trained, seed, commits]
     store = context.unfinished(f"{name}-{digest(settings, *weights, *rows)}")
     if not (store / first).exists():  # what every expert begins from, `first` written last
         workers = min(suite.workers, 1)
         dict(fan_out("prepare", write, {first: (model, *given, store)}, workers))
-    how = (getattr(role, "experts", FINE_TUNE), getattr(role, "dtype", "float32"))
     texts = setup.texts if isinstance(role, LanguageRole) else data
     texts = store / TEXTS if first == TEXTS else texts
-    make_experts(setup, store, texts, recipes, {seed: store / "experts"}, *how)
+    dtype = getattr(role, "dtype", "float32")
+    make_experts(setup, store, texts, recipes, {seed: store / "experts"}, kind, dtype)
     return store
 
 

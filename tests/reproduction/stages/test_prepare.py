@@ -1,5 +1,7 @@
 """Stage `prepare` keeps finished experts when it is interrupted."""
 
+import json
+
 import pytest
 from smoke_graph import lay_out, working_in
 
@@ -80,8 +82,15 @@ def write_nothing(*given):
     (given[-1] / "heads.safetensors").touch()
 
 
-def test_other_settings_take_over_no_expert_of_an_interrupted_run(project, jobs):
+def test_other_settings_and_pins_take_over_no_expert_of_an_interrupted_run(project, jobs):
     made, suite = jobs(stop=1), project / "suites/smoke.yaml"
-    suite.write_text(suite.read_text().replace("steps: 6", "steps: 7"))
+    whole, pins = suite.read_text(), suite.with_name("smoke.pins.json")
+    suite.write_text(whole.replace("steps: 6", "steps: 7"))
     assert [job.recipe.steps for job in made + jobs(stop=1)] == [6, 7]
     assert len(list((project / ".featcal/smoke").iterdir())) == 2
+    suite.write_text(whole.replace("models/clip_b32}", "models/clip_b32, experts: 'of/{task}'}"))
+    for commit in "aab":
+        known = {f"of/{task}": commit * 40 for task in ("mnist", "svhn", "dtd")}
+        pins.write_text(json.dumps({"models": known}))
+        jobs(stop=1)
+    assert len(list((project / ".featcal/smoke").iterdir())) == 4
