@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
+import featcal
 from featcal.files import read_json, write_json
 from featcal.merging.registry import method_named, settings_of
 from featcal.settings import Calibration, require
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 BEST = Calibration(
     ridge=1e-4, anchor_blend=1.0, interpolation=1.0, residual=1.0, order="sites", affine="joint"
 )
+LIBRARY = Path(featcal.__file__).parent
 MERGED, AUTO, NO_ADAPTER = "merged", "auto", "none"
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # by adapter, the name of its size
 
@@ -92,13 +94,18 @@ class DefaultStudy(Study):
                 found[name] = settings
         return found
 
+    def store(self, setup: Setup) -> Path:
+        """Return the folder of finished draws of these settings, experts and code."""
+        settings = self.model_dump(exclude={"mergers", "draws"})
+        weights = [path / "model.safetensors" for path in setup.experts.values()]
+        files = [path for path in weights if path.is_file()]
+        code = [*sorted(LIBRARY.rglob("*.py")), Path(__file__)]
+        digest = fingerprint(settings, [*files, *code])
+        return setup.context.unfinished(f"default-{self.key}-{digest}")
+
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every draw; finished ones are kept until all are."""
-        settings = {k: v for k, v in self.model_dump().items() if k not in ("mergers", "draws")}
-        weights = [path / "model.safetensors" for path in setup.experts.values()]
-        digest = fingerprint(settings, [path for path in weights if path.is_file()])
-        store = setup.context.unfinished(f"default-{self.key}-{digest}")
-        files, jobs, earlier = [], dict[str, Any](), 0.0
+        store, files, jobs, earlier = self.store(setup), [], dict[str, Any](), 0.0
         for (n, seed), name in product(self.draws, self.mergers):
             mark = fingerprint(self.mergers[name], [])
             files.append(file := store / f"{name}-{n}-{seed}-{mark}.json")
@@ -132,8 +139,6 @@ class Case:
 
     def calibrated(self, name: str, settings: Any, batches: Mapping[str, Any]) -> Any:
         """Return the result of a calibration, its seconds noted."""
-        import featcal
-
         start, plan = process_time(), plan_of(self.setup, self.study.reading)
         given: dict[str, Any] = {"base": self.base, "experts": self.experts, "batches": batches}
         given |= {"settings": settings, "plan": plan, "block_drift": False}
@@ -203,7 +208,6 @@ def divergence(ours: Any, theirs: Any, head: Any, models: Sequence[Any] = ()) ->
 
 def run(setup: Setup, study: DefaultStudy, merger: str, n: int, seed: int, file: Path) -> None:
     """Write the results of one merger and draw."""
-    import featcal
     from featcal.baselines.training import pool_features
 
     keep_freed_memory()

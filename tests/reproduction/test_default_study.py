@@ -11,6 +11,7 @@ from featcal.baselines.corrections import Surgery
 from featcal.baselines.training import pool_features
 from featcal.calibration import choose
 from featcal.settings import Calibration
+from reproduction.studies import default
 from reproduction.studies.default import NO_ADAPTER, Case, DefaultStudy
 
 PAPER = Calibration()
@@ -31,6 +32,15 @@ def cell():
     study = DefaultStudy.from_mapping(settings, "default")
     models = (given["base"], given["experts"], given["merged"])
     return Case(setup, study, *models, given["batches"], pairs, heads, seed=1)
+
+
+def test_draws_of_other_code_are_not_taken_over(cell, tmp_path, monkeypatch):
+    monkeypatch.setattr(default, "LIBRARY", tmp_path)
+    setup, stores = SimpleNamespace(experts={}, context=SimpleNamespace(unfinished=str)), set()
+    for code in ("one", "one", "other"):
+        (tmp_path / "code.py").write_text(code)
+        stores.add(cell.study.store(setup))
+    assert len(stores) == 2
 
 
 def test_adapters_are_trained_on_what_auto_keeps_and_chosen_on_what_it_holds_out(cell):
