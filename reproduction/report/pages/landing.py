@@ -114,14 +114,15 @@ class ModelEvidence:
 
     def times(self, procedure: str, setting: str) -> Iterator[EstimatePair]:
         """Pair the seconds of each adapter with FeatCal's; of the default, with all trials of both."""
+        study = next(iter(self.defaults.values()), None)  # the same for all mergers
         if setting == DEFAULT:
-            spent = seconds(self.evidence) if procedure == "once" else {}
+            spent = seconds(study.ours) if study and procedure == "once" else {}
             ours = spent.get(DEFAULT)
         else:
             runs = self.evidence.table("cost.run")
             spent = select(runs, {"encode": procedure}).groupby("method")["seconds"].mean()
             ours = select(runs, {"method": "featcal"})["seconds"].mean()
-        for adapter in ADAPTERS if self.file == "scores" else ():
+        for adapter in ADAPTERS if self.file == "scores" or setting == DEFAULT else ():
             if adapter in spent and ours is not None and ours > 0:  # NaN: not run
                 yield exactly(spent[adapter]), exactly(ours)
 

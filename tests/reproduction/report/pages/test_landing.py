@@ -71,6 +71,11 @@ def test_a_word_needs_two_standard_errors(gaps, word, counts):
     assert landing.verdict(pairs) == f"<strong>{word}</strong><small>{counts}</small>"
 
 
+def test_the_default_s_time_is_compared_on_all_four_real_models():
+    *_, kept = landing.measured_pairs(landing.models("mini")["Real models"], "auto").values()
+    assert len(kept) == 4 * len(landing.ADAPTERS)
+
+
 @pytest.mark.parametrize(("way", "weak"), [(49.9, True), (50.0, False), (None, True)])
 def test_a_merger_is_weak_below_half_of_the_way(way, weak):
     assert landing.is_weak(way) == weak
