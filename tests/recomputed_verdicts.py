@@ -76,10 +76,6 @@ class Results:
             file = file.removesuffix(".run")
             path = self.folder / file / key / "run.json"
             cost = json.loads(path.read_text()).get("cost", []) if path.is_file() else []
-            if isinstance(cost, dict):  # of one model only
-                row = self._csv(key, file)[0]
-                named = {name: row[name] for name in ("upstream", "method", "setting")}
-                cost = [named | {"seconds": sum(cost.values())}]
             return [{k: "" if value is None else value for k, value in row.items()} for row in cost]
         found = self._csv(key, file)
         if file == "scores":
@@ -120,12 +116,8 @@ class Results:
             elif wanted["block"] == "all":
                 found = of_blocks
                 del wanted["block"]
-        return [
-            row
-            for row in found
-            if row.get(claim["measure"], "") not in ("", None)
-            and all(key in row and same(row[key], value) for key, value in wanted.items())
-        ]
+        found = [row for row in found if row.get(claim["measure"], "") not in ("", None)]
+        return [r for r in found if all(k in r and same(r[k], v) for k, v in wanted.items())]
 
     # ---- one sum of means
 
@@ -139,7 +131,7 @@ class Results:
             before = [without("setting", one, method="merged") for one in (left, right)]
             return [(1, left), (-1, before[0]), (-1, right), (1, before[1])]
         if kind == "closer":  # (left − than) − (right − left)
-            return [(1, left), (-1, claim["than"]), (-1, right), (1, left)]
+            return [(2, left), (-1, claim["than"]), (-1, right)]
         if kind == "falls":
             tops = [without("at", one, chosen=1) for one in (left, right)]
             return [(1, tops[0]), (-1, left), (-1, tops[1]), (1, right)]
@@ -159,7 +151,6 @@ class Results:
                     return None
             parts.append((weight, rows))
         total = sum(weight * mean_of(rows, measure) for weight, rows in parts)
-        parts = together(parts)
         images = image_part(parts, measure)
         spreads = [(weight, seed_part(rows, measure)) for weight, rows in parts]
         seeds = sum(weight**2 * (spread or 0) for weight, spread in spreads)
@@ -264,19 +255,12 @@ class Results:
     def two_gains(self, claim: dict) -> tuple[str, float, float]:
         gains = []
         for task in self.tasks(claim):
-            own = claim | {"where": {"task": task}}
-            cosines, scores = [], []
-            for one in (claim["left"], claim["right"]):
-                cosines.append(self.chosen(own, one))
-                seed = {"seed": cosines[-1][0]["seed"]} if cosines[-1] else {}
-                scores.append(self.chosen(own | {"file": "scores", "measure": "value"}, one | seed))
-            if all(cosines + scores):
-                line = []
-                for measure, (left, right) in (("cosine", cosines), ("value", scores)):
-                    noise = image_part([(1, left), (-1, right)], measure)
-                    line += [mean_of(left, measure) - mean_of(right, measure)]
-                    line += [2 * math.sqrt(noise or 0)]
-                gains.append(line)
+            own = claim | {"where": {"task": task}, "kind": "above", "measure": "cosine"}
+            found = {name: self.chosen(own, own[name]) for name in ("left", "right")}
+            if all(found.values()):
+                seeded = {n: own[n] | {"seed": rows[0]["seed"]} for n, rows in found.items()}
+                scores = self.compared(own | seeded | {"file": "scores", "measure": "value"})
+                gains += [[*self.compared(own)[:2], *scores[:2]]] if scores else []
         if not gains:
             return NOT_RUN
         cosine, cosine_noise, accuracy, accuracy_noise = np.array(gains).T
@@ -304,15 +288,6 @@ def worst(parts: list[tuple[str, float, float]]) -> tuple[str, float, float]:
     word = next(w for w in ("does not hold", "within noise", "one run", "holds") if w in words)
     sign = 1 if word == "does not hold" else -1
     return min((p for p in parts if p[0] == word), key=lambda part: part[1] + sign * part[2])
-
-
-def together(parts):
-    """Terms about the very same rows as one term: 2·left is one model, not two drawn apart."""
-    found = []
-    for weight, rows in parts:
-        earlier = sum(other for other, own in found if own == rows)
-        found = [part for part in found if part[1] != rows] + [(earlier + weight, rows)]
-    return found
 
 
 def by_value(rows, column, measure) -> dict:
