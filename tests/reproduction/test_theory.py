@@ -10,14 +10,6 @@ from tiny import averaged, clip, images, make, seeded, shifted
 import featcal
 from featcal.settings import Calibration
 from reproduction.theory import drift, sources
-from reproduction.theory.drift import (
-    ScoreHead,
-    check_propagation,
-    check_residual,
-    cosine_constant,
-    decomposed,
-    residual,
-)
 from reproduction.theory.tower import Checks, tower
 
 BATCH = images(7, count=4, batch=4)[0]
@@ -45,23 +37,23 @@ def value(found, statement, quantity, **where):
 
 
 def test_drift_is_mismatch_plus_what_is_passed_on(towers):
-    for one in decomposed(*towers):
-        assert float(residual(one).max()) < 1e-13
+    for one in drift.decomposed(*towers):
+        assert float(drift.residual(one).max()) < 1e-13
         assert torch.allclose(one.propagated, one.before + one.branch, rtol=0, atol=1e-12)
 
 
 def test_a_mismatch_taken_at_the_merged_models_features_is_seen(towers):
     merged, expert = towers
-    own = decomposed(merged, expert)[1]
+    own = drift.decomposed(merged, expert)[1]
     with torch.no_grad():
         h = merged.features[1]
         wrong = merged.maps[1](h) - expert.maps[1](h)
-    assert float(residual(replace(own, mismatch=wrong)).min()) > 1e-3
+    assert float(drift.residual(replace(own, mismatch=wrong)).min()) > 1e-3
 
 
 def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
     found = Checks()
-    check_propagation([towers], (1, 2, 8), found)
+    drift.check_propagation([towers], (1, 2, 8), found)
     errors = [value(found, "proposition_2", "unrolled_digits", nodes=n) for n in (1, 2, 8)]
     assert errors[0] < errors[1] < errors[2] and errors[2] > 6
     shares = [line["value"] for line in found.lines if line["quantity"] == "share_of_final"]
@@ -70,7 +62,7 @@ def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
 
 def head(classes=5):
     found = draw(3, classes, 16)
-    return ScoreHead(draw(4, 16, 32), found / found.norm(dim=1, keepdim=True), 20.0)
+    return drift.ScoreHead(draw(4, 16, 32), found / found.norm(dim=1, keepdim=True), 20.0)
 
 
 def test_scores_losses_and_answers_stay_within_their_bounds(towers):
@@ -92,11 +84,13 @@ def test_a_bound_that_is_too_small_shows_negative_room():
 
 
 def test_the_constant_of_cosines_is_taken_where_the_segment_is_nearest_to_the_origin():
-    h = ScoreHead(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), 1.0)
+    h = drift.ScoreHead(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), 1.0)
     one, other = torch.tensor([[[1.0, -1.0]], [[1.0, 1.0]]], dtype=torch.float64)
-    assert float(cosine_constant(h, one, 2 * other)) > float(cosine_constant(h, one, one))
+    assert float(drift.cosine_constant(h, one, 2 * other)) > float(
+        drift.cosine_constant(h, one, one)
+    )
     # the nearest point is (1, 0)
-    assert float(cosine_constant(h, one, other)) == pytest.approx(1.0)
+    assert float(drift.cosine_constant(h, one, other)) == pytest.approx(1.0)
 
 
 def linear_and_sources():
@@ -157,11 +151,11 @@ def test_equations_hold_on_padded_texts_whose_blocks_end_in_a_norm():
     mask = (torch.arange(7) < torch.tensor([[7], [4], [5], [2]])).long()
     batch, found = {"input_ids": ids * mask, "attention_mask": mask}, Checks()
     merged, expert = pair(base, batch)
-    drifts = decomposed(merged, expert)
-    check_residual(drifts, found)
+    drifts = drift.decomposed(merged, expert)
+    drift.check_residual(drifts, found)
     assert not found.lines, "a block that ends in a norm does not add its branches"
-    assert all(float(residual(one).max()) < 1e-13 for one in drifts)
-    check_propagation([(merged, expert)], (2, 8), found)
+    assert all(float(drift.residual(one).max()) < 1e-13 for one in drifts)
+    drift.check_propagation([(merged, expert)], (2, 8), found)
     assert value(found, "proposition_2", "digits") > 9
     by_hand = torch.stack([merged.features[-1][i, : mask[i].sum()].mean(0) for i in range(4)])
     assert torch.allclose(merged.pooled, by_hand, atol=1e-14)

@@ -5,25 +5,11 @@ from itertools import product
 
 import pandas as pd
 
-from reproduction.report import tables
+from reproduction.report import paper, tables
 from reproduction.report.claims import NO_POOL
 from reproduction.report.evidence import Evidence
 from reproduction.report.html import NOT_RUN, PageOutput, listed
 from reproduction.report.pages.reproduced import against_printed
-from reproduction.report.paper import (
-    AVERAGE,
-    EXTENDED,
-    IMAGES,
-    PRINTED,
-    REAL,
-    TASKS,
-    VISION,
-    corrected_table,
-    model_name,
-    model_title,
-    paper_row,
-    paper_table,
-)
 
 LEGEND = "Arrows: against the merger. sd: over seeds. Bold: best of a block."
 EXTENDED_MERGERS = ("task_arithmetic", "wudi")  # of Table 2
@@ -35,7 +21,7 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
     head = ["FeatCal after", "The paper: − merger", "− better adapter"]
     run: set[str] = set()
     for ours in experiments:
-        head += [f"{model_title(ours.role, ours.suite)}: − merger", "− better adapter"]
+        head += [f"{paper.model_title(ours.role, ours.suite)}: − merger", "− better adapter"]
         run |= {*tables.settings_of(ours)}
     rows = []
     for (upstream, name), setting in product(tables.UPSTREAMS.items(), sorted(run)):
@@ -62,20 +48,22 @@ def printed_gain(number: str, upstream: str, others: Sequence[str], model: str =
     """Return FeatCal minus the best of others, printed; with corrected cells where that changes it."""
 
     def gain(read: Callable[..., pd.DataFrame]) -> float:
-        rows = (paper_row(number, upstream, m, model, read=read) for m in ("featcal", *others))
-        ours, *theirs = (float(row[AVERAGE]) for row in rows)
+        rows = (
+            paper.paper_row(number, upstream, m, model, read=read) for m in ("featcal", *others)
+        )
+        ours, *theirs = (float(row[paper.AVERAGE]) for row in rows)
         return ours - max(theirs)
 
-    said, fixed = (f"{gain(read):+.1f}" for read in (paper_table, corrected_table))
+    said, fixed = (f"{gain(read):+.1f}" for read in (paper.paper_table, paper.corrected_table))
     return said if said == fixed else f"{said} <small>{fixed} corrected</small>"
 
 
 def measured(ours: Evidence) -> PageOutput:
     """Return the accuracy table of one experiment in the paper's order of rows."""
-    caption = f"Top-1 accuracy (%) on test {ours.inputs} — {model_name(ours.role, ours.suite)}.{tables.settings_note(ours)} {LEGEND}"
+    caption = f"Top-1 accuracy (%) on test {ours.inputs} — {paper.model_name(ours.role, ours.suite)}.{tables.settings_note(ours)} {LEGEND}"
     titles = {task: ours.title(task) for task in ours.tasks}
     html = tables.accuracy_table(tables.accuracy_rows(ours), titles, caption)
-    number = PRINTED.get((ours.role, ours.pool), "")
+    number = paper.PRINTED.get((ours.role, ours.pool), "")
     return PageOutput(html + against_printed(ours, number))
 
 
@@ -83,7 +71,7 @@ def printed(number: str) -> PageOutput:
     """Return the paper's printed table, one click away, with the cells in doubt marked."""
     columns, rows = tables.paper_rows(number)
     caption = f"The paper’s Table {int(number[-2:])}, as printed: CLIP models on image data sets"
-    titles = {column: TASKS.get(column, column) for column in columns}
+    titles = {column: paper.TASKS.get(column, column) for column in columns}
     return tables.printed_table(rows, titles, caption)
 
 
@@ -102,21 +90,21 @@ def printed_share(number: str, upstream: str, model: str = "") -> str:
 
 def columns_of(suite: str, role: str) -> dict[str, Evidence]:
     """Return the experiments behind the columns of Table 2, by their printed heading."""
-    if role == REAL:
-        return {f"{pool} tasks": Evidence(suite, REAL, pool) for pool in POOLS}
-    return {column: Evidence(suite, *place) for column, place in EXTENDED.items()}
+    if role == paper.REAL:
+        return {f"{pool} tasks": Evidence(suite, paper.REAL, pool) for pool in POOLS}
+    return {column: Evidence(suite, *place) for column, place in paper.EXTENDED.items()}
 
 
 def extended_answer(suite: str) -> PageOutput:
     """Return FeatCal minus the better adapter for every column of Table 2, printed and measured."""
-    rows, columns = [], columns_of(suite, IMAGES)
+    rows, columns = [], columns_of(suite, paper.IMAGES)
     places = {"synthetic models" if suite == "mini" else "here": columns}
-    for role in (REAL, VISION):
-        own = [(name, (role, pool)) for name, (_, pool) in EXTENDED.items() if "B/32" in name]
+    for role in (paper.REAL, paper.VISION):
+        own = [(name, (role, pool)) for name, (_, pool) in paper.EXTENDED.items() if "B/32" in name]
         run = {name: Evidence(suite, *place) for name, place in own if place != NO_POOL}
-        places[model_name(role, suite)] = run
+        places[paper.model_name(role, suite)] = run
     for upstream in EXTENDED_MERGERS:
-        printed = [paper_row("table02", upstream, m) for m in ("featcal", *tables.ADAPTERS)]
+        printed = [paper.paper_row("table02", upstream, m) for m in ("featcal", *tables.ADAPTERS)]
         featcal, *adapters = printed
         best = [featcal[c] - max(adapter[c] for adapter in adapters) for c in columns]
         name = tables.UPSTREAMS[upstream]
@@ -145,7 +133,9 @@ def extended(suite: str, role: str) -> PageOutput:
 
     rows = tables.rows_in_order(look, tables.references_of("table02"), EXTENDED_MERGERS, settings)
     kind = "synthetic, in the roles of both CLIP models" if suite == "mini" else "CLIP models"
-    name = model_name(role, suite) if role == REAL else kind
+    name = paper.model_name(role, suite) if role == paper.REAL else kind
     caption = f"Average top-1 accuracy (%) — {name}. {LEGEND}"
     html = tables.accuracy_table(rows, {name: name for name in columns}, caption, average=False)
-    return PageOutput(html + (against_printed(None, "table02", suite) if role != REAL else ""))
+    return PageOutput(
+        html + (against_printed(None, "table02", suite) if role != paper.REAL else "")
+    )

@@ -5,23 +5,12 @@ from itertools import product
 
 import pandas as pd
 
-from reproduction.report import tables
+from reproduction.report import paper, tables
 from reproduction.report.claims import LLAMAS
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import PageOutput, compact, estimated, listed, margin
 from reproduction.report.pages.accuracies import printed_gain, printed_share, share_of
 from reproduction.report.pages.reproduced import against_printed
-from reproduction.report.paper import (
-    AVERAGE,
-    LANGUAGE,
-    PAPER_MODELS,
-    PAPER_NAMES,
-    PAPER_SETTINGS,
-    TEXT_TASKS,
-    model_name,
-    model_title,
-    paper_row,
-)
 from reproduction.report.statistics import estimate
 from reproduction.results import GREEDY, PLAIN
 
@@ -52,12 +41,14 @@ def answer(number: str, suite: str) -> PageOutput:
     """Return FeatCal minus task arithmetic and minus the better adapter, printed and measured."""
     rows = []
     for ours in experiments(number, suite):
-        model = PAPER_MODELS[ours.role]
+        model = paper.PAPER_MODELS[ours.role]
         cells = [printed_gain(number, MERGER, own, model) for own in (("merged",), tables.ADAPTERS)]
         cells.append(printed_share(number, MERGER, model))
-        rows.append(("fc-merger", [f"{PAPER_NAMES[ours.role]} <small>the paper</small>", *cells]))
+        rows.append(
+            ("fc-merger", [f"{paper.PAPER_NAMES[ours.role]} <small>the paper</small>", *cells])
+        )
         for setting in tables.settings_shown(suite):
-            label = f"{model_title(ours.role, suite)} <small>{tables.SHORT[setting]}</small>"
+            label = f"{paper.model_title(ours.role, suite)} <small>{tables.SHORT[setting]}</small>"
             rows.append(_gained(label, ours, setting))
     for label, ours, (setting, _) in _real(number, suite):
         rows.append(_gained(label, ours, setting))
@@ -74,9 +65,9 @@ def _gained(label: str, ours: Evidence, setting: str) -> tuple[str, list[str]]:
 
 def _real(number: str, suite: str) -> list[tuple[str, Evidence, tuple[str, str]]]:
     """Return the real model beside Table 4 at both Llamas' settings: label, results, setting and role."""
-    ours = Evidence(suite, *LANGUAGE)
+    ours = Evidence(suite, *paper.LANGUAGE)
     return [
-        (f"SmolLM2 <small>{PAPER_NAMES[role]}’s settings</small>", ours, (setting, role))
+        (f"SmolLM2 <small>{paper.PAPER_NAMES[role]}’s settings</small>", ours, (setting, role))
         for role, setting in LLAMAS.items()
         if number == "table04"
     ]
@@ -84,7 +75,7 @@ def _real(number: str, suite: str) -> list[tuple[str, Evidence, tuple[str, str]]
 
 def measured(number: str, suite: str) -> PageOutput:
     """Return Table 3 or 4 in the paper's order of rows, at every setting that was run."""
-    notes = {tables.settings_note(o): PAPER_NAMES[o.role] for o in experiments(number, suite)}
+    notes = {tables.settings_note(o): paper.PAPER_NAMES[o.role] for o in experiments(number, suite)}
     several = len(notes) > 1
     named = (f" {name}:{note}" if several else note for note, name in notes.items())
     return _blocks(number, suite, tables.accuracy_rows, LEGEND + "".join(named))
@@ -95,10 +86,10 @@ def _blocks(
 ) -> PageOutput:
     """Return the rows of both sizes below each other, each block below its model's name."""
     found = experiments(number, suite)
-    rows = [row for o in found for row in (_heading(model_name(o.role, suite)), *rows_of(o))]
+    rows = [row for o in found for row in (_heading(paper.model_name(o.role, suite)), *rows_of(o))]
     pool = found[0].pool
     run = {task for ours in found if ours.was_run for task in ours.tasks}
-    titles = {t: found[0].title(t) for t in TEXT_TASKS[pool] if t in run or not run}
+    titles = {t: found[0].title(t) for t in paper.TEXT_TASKS[pool] if t in run or not run}
     html = tables.accuracy_table(rows, titles, f"{UNITS[pool]}. {legend}")
     return PageOutput(html + "".join(against_printed(ours, number) for ours in found))
 
@@ -111,20 +102,20 @@ def printed(number: str) -> PageOutput:
     """Return the paper's printed table, one click away, with the cells in doubt marked."""
     rows: list[tables.ModelRow] = []
     for role, _ in MODELS[number]:
-        model = PAPER_MODELS[role]
+        model = paper.PAPER_MODELS[role]
         _, own = tables.paper_rows(number, model)
         own = _printed_experts(model) if number == "table14" else own
-        rows += [_heading(PAPER_NAMES[role]), *own]
+        rows += [_heading(paper.PAPER_NAMES[role]), *own]
     caption = f"The paper’s Table {int(number[-2:])}, as printed"
-    return tables.printed_table(rows, TEXT_TASKS[MODELS[number][0][1]], caption)
+    return tables.printed_table(rows, paper.TEXT_TASKS[MODELS[number][0][1]], caption)
 
 
 def anchors(number: str, suite: str) -> PageOutput:
     """Return averages of task arithmetic, of FeatCal's anchor alone and of FeatCal."""
     found, rows = experiments(number, suite), []
-    models = [(model_name(ours.role, suite), ours, ("paper", ours.role)) for ours in found]
+    models = [(paper.model_name(ours.role, suite), ours, ("paper", ours.role)) for ours in found]
     for label, ours, (setting, role) in models + _real(number, suite):
-        ridge, blend = map(compact, PAPER_SETTINGS[role])
+        ridge, blend = map(compact, paper.PAPER_SETTINGS[role])
         keys = (MERGED, ANCHOR, (MERGER, "featcal", setting))
         merged, anchor, featcal = (tables.average(ours, key) for key in keys)
         cells = [estimated(one) for one in (merged, anchor, featcal)]
@@ -160,7 +151,7 @@ def _printed_experts(model: str) -> list[tables.ModelRow]:
     """Return the paper's block of one model, by its printed name."""
 
     def look(method: str, domain: str) -> tables.Cells:
-        printed = paper_row("table14", "", method, model, domain).items()
+        printed = paper.paper_row("table14", "", method, model, domain).items()
         return {str(task): tables.Cell(value) for task, value in printed}
 
     return _experts(look)
@@ -174,10 +165,12 @@ def won_and_lost(suite: str) -> PageOutput:
     """Return what every expert won on its own tests and lost on all others."""
     rows, sides = [], (True, False)
     for ours, domain in product(experiments("table14", suite), OWN):
-        cells = [_printed_change(PAPER_MODELS[ours.role], domain, own) for own in sides]
+        cells = [_printed_change(paper.PAPER_MODELS[ours.role], domain, own) for own in sides]
         cells += [_change(ours.table("scores"), domain, OWN[domain], own) for own in sides]
-        rows.append([f"{_name(domain)} <small>{model_name(ours.role, suite)}</small>", *cells])
-    ours = Evidence(suite, *LANGUAGE)
+        rows.append(
+            [f"{_name(domain)} <small>{paper.model_name(ours.role, suite)}</small>", *cells]
+        )
+    ours = Evidence(suite, *paper.LANGUAGE)
     for task in ours.own_tasks:
         cells = [_change(_likely(ours), task, (task,), own) for own in sides]
         rows.append([f"{ours.title(task)} <small>SmolLM2</small>", "–", "–", *cells])
@@ -190,7 +183,7 @@ def won_and_lost(suite: str) -> PageOutput:
 
 def real_experts(suite: str) -> PageOutput:
     """Return the scores of the real model's base and experts on every task, and on plain texts."""
-    ours = Evidence(suite, *LANGUAGE)
+    ours = Evidence(suite, *paper.LANGUAGE)
     scores, plain = _likely(ours), ours.every_score["task"] == PLAIN
     tasks, rows = list(dict.fromkeys(scores["task"])), []
     models = {"none (base)": {"method": "base"}}
@@ -218,6 +211,6 @@ def _change(scores: pd.DataFrame, expert: str, own: tuple[str, ...], inside: boo
 
 def _printed_change(model: str, domain: str, inside: bool) -> str:
     keys = (("expert", model, domain), ("base", model))
-    rows = (paper_row("table14", "", *key).drop(AVERAGE) for key in keys)
+    rows = (paper.paper_row("table14", "", *key).drop(paper.AVERAGE) for key in keys)
     expert, base = (row[row.index.isin(OWN[domain]) == inside].mean() for row in rows)
     return f"{expert - base:+.1f}"

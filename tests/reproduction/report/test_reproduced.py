@@ -4,21 +4,14 @@ import pandas as pd
 import pytest
 from synthetic_results import write_project
 
+from reproduction.report import paper
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import accuracies, reproduced, samples
 from reproduction.report.pages.reproduced import ROUNDING, against_printed, tolerance
-from reproduction.report.paper import (
-    AVERAGE,
-    PAPER_MODELS,
-    PRINTED,
-    TEXT_PRINTED,
-    corrected_table,
-    paper_table,
-)
 from reproduction.report.statistics import Estimate
 from reproduction.results import SCORES, write_rows
 
-PAGES = {**PRINTED, **TEXT_PRINTED, ("llama_3b", "mergebench "): "table14"}
+PAGES = {**paper.PRINTED, **paper.TEXT_PRINTED, ("llama_3b", "mergebench "): "table14"}
 
 
 @pytest.fixture
@@ -30,11 +23,13 @@ def project(tmp_path, monkeypatch):
 
 def write_as_printed(folder, role, pool, number, moved=None):
     """Scores that are the paper's corrected values of one table, but for what is moved."""
-    frame = corrected_table(number)
-    frame = frame[frame["model"] == PAPER_MODELS[role]] if frame["model"].nunique() > 1 else frame
+    frame = paper.corrected_table(number)
+    frame = (
+        frame[frame["model"] == paper.PAPER_MODELS[role]] if frame["model"].nunique() > 1 else frame
+    )
     shared = {"suite": "paper", "role": role, "pool": pool, "metric": "accuracy", "count": 10**7}
     rows = []
-    for _, cell in frame[frame["task"] != AVERAGE].iterrows():
+    for _, cell in frame[frame["task"] != paper.AVERAGE].iterrows():
         if number in ("table04", "table14") and cell["method"] == "expert" and not cell["setting"]:
             continue  # a row of the highest values, which no model has
         key = {name: cell[name] for name in ("upstream", "method", "task")}
@@ -65,11 +60,11 @@ def test_the_printed_tables_reproduce_themselves_and_what_is_moved_differs_by_wh
     """Averages are means of printed cells here, which are rounded."""
     write_as_printed(project, "clip_b32", "8", "table01", {("wudi", "featcal", "dtd"): 1.0})
     found = cells("clip_b32", "8", "table01")
-    assert len(found) == len(paper_table("table01"))
+    assert len(found) == len(paper.paper_table("table01"))
     moved = found["WUDI-Merging w/ FeatCal", "dtd"]
     assert not moved.as_printed and tolerance(moved.ours) < 0.1
     assert moved.ours.mean - moved.printed == pytest.approx(1.0)
-    missed = {key for key, one in found.items() if not one.as_printed and key[1] != AVERAGE}
+    missed = {key for key, one in found.items() if not one.as_printed and key[1] != paper.AVERAGE}
     assert missed == {(moved.row, moved.column)}
 
 
@@ -86,8 +81,8 @@ def test_a_rotated_row_is_reproduced_in_its_corrected_form_only(project):
 def test_the_paper_s_own_seeds_count_where_it_repeats_an_experiment(project):
     write_as_printed(project, "clip_b32", "8", "table01")
     found = cells("clip_b32", "8", "table01")
-    repeated = found["Task Arithmetic w/ Surgery", AVERAGE]
-    once = found["WUDI-Merging w/ Surgery", AVERAGE]
+    repeated = found["Task Arithmetic w/ Surgery", paper.AVERAGE]
+    once = found["WUDI-Merging w/ Surgery", paper.AVERAGE]
     assert repeated.reproduced(repeated.ours.mean + ROUNDING + 2 * 0.2 - 0.01)
     assert not once.reproduced(once.ours.mean + 0.1)
 
@@ -97,7 +92,10 @@ def test_every_page_of_values_says_what_is_reproduced_and_how_many(project, plac
     role, pool = place[0], place[1].strip()
     write_as_printed(project, role, pool, number)
     found = cells(role, pool, number)
-    assert len(found) >= 0.8 * len(paper_table(number)) / paper_table(number)["model"].nunique()
+    assert (
+        len(found)
+        >= 0.8 * len(paper.paper_table(number)) / paper.paper_table(number)["model"].nunique()
+    )
     shown = against_printed(Evidence("paper", role, pool), number)
     assert f"of {len(found)} values reproduced as printed" in shown
 

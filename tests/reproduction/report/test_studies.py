@@ -17,12 +17,7 @@ from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import cost, drift, samples, sweeps
 from reproduction.report.verdicts import judge
-from reproduction.stages.measure import (
-    alignment_row,
-    projection_rows,
-    similarity_rows,
-    task_vector_alignment,
-)
+from reproduction.stages import measure
 
 RESULTS = Path(__file__).parents[3] / "results" / "mini"
 BOTH = ("clip_b32", "minilm")
@@ -107,16 +102,18 @@ def linear(values):
 
 def test_a_task_vector_is_the_change_from_the_base_and_not_the_parameter():
     base, expert, model = map(linear, ([5.0, 5.0], [8.0, 9.0], [5.0, 7.0]))
-    cosine, length = task_vector_alignment(model, base, expert, ["0.weight"])
+    cosine, length = measure.task_vector_alignment(model, base, expert, ["0.weight"])
     assert (cosine, length) == (pytest.approx(4 / 5), pytest.approx(2 / 5))  # (0, 2) against (3, 4)
-    assert math.isnan(task_vector_alignment(base, base, expert, ["0.weight"])[0]), "no direction"
+    assert math.isnan(measure.task_vector_alignment(base, base, expert, ["0.weight"])[0]), (
+        "no direction"
+    )
 
 
 def test_the_row_of_a_task_is_the_mean_of_its_images():
     features, expert = nn.functional.normalize(torch.randn(2, 7, 4, generator=seeded(3)), dim=-1)
     line = {"task": "t", "method": "merged", "setting": ""}
-    single = [row["similarity"] for row in similarity_rows(line, features, expert)]
-    whole = alignment_row(line, features, expert)
+    single = [row["similarity"] for row in measure.similarity_rows(line, features, expert)]
+    whole = measure.alignment_row(line, features, expert)
     by_hand = [float(a @ b) for a, b in zip(features, expert, strict=True)]
     assert single == pytest.approx(by_hand) and whole["cosine"] == pytest.approx(sum(by_hand) / 7)
     assert whole["cosine_sd"] == pytest.approx(pd.Series(by_hand).std())
@@ -128,7 +125,7 @@ def test_all_models_of_a_task_share_their_plane():
     expert = torch.randn(30, 6, generator=seeded(4))
     shift = torch.tensor([0, 0, 9.0, 0, 0, 0])
     models = {"expert": expert, "merged": expert + shift, "featcal": expert}
-    frame = pd.DataFrame(projection_rows("t", torch.arange(30), models))
+    frame = pd.DataFrame(measure.projection_rows("t", torch.arange(30), models))
     own = {model: rows[["x", "y"]].to_numpy() for model, rows in frame.groupby("model")}
     assert (own["expert"] == own["featcal"]).all()
     moved = own["merged"] - own["expert"]
