@@ -251,9 +251,8 @@ class Study(Experiment):
     def drawn(self, **changes: Any) -> SampleDraw:
         """Return the training samples that FeatCal sees in the study."""
         names = {"samples", "batch", "seed"} - changes.keys()
-        return SampleDraw(
-            stream="train", **{name: getattr(self, name) for name in names}, **changes
-        )
+        own = {name: getattr(self, name) for name in names}
+        return SampleDraw(stream="train", **own, **changes)
 
 
 @cache
@@ -407,12 +406,9 @@ def _merge_runs(
         if group is not None and (mergers is None or upstream in mergers):
             options = {word: value for word, value in group.items() if word != "method"}
             if method in STREAMS:
-                own = {
-                    word: options.pop(word) for word in SampleDraw.model_fields if word in options
-                }
-                draw = SampleDraw.from_mapping(
-                    {"stream": STREAMS[method], **own}, f"{place}.{suite}"
-                )
+                own = {w: options.pop(w) for w in SampleDraw.model_fields if w in options}
+                own = {"stream": STREAMS[method], **own}
+                draw = SampleDraw.from_mapping(own, f"{place}.{suite}")
         settings_of(method, options or {}, f"{place}.{suite}")
         words = {"role": role, "pool": pool, "method": method, "upstream": str(upstream)}
         found[f"{key}-{upstream}"] = MergeRun(**words, options=options, draw=draw)

@@ -115,7 +115,8 @@ def write_scores(
 
 def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict[str, Any]:
     """Return what varies between two runs: seconds per step, host, versions, commit, and `more`."""
-    host = {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": _system()}
+    system = (platform.system(), platform.machine(), *platform.libc_ver())  # not the kernel's build
+    host = {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": " ".join(filter(None, system))}
     versions = {name: version(name) for name in _VERSIONED}
     return {
         "seconds": {step: round(value, 2) for step, value in seconds.items()},
@@ -145,11 +146,6 @@ def _cpu_name() -> str:
     text = info.read_text() if info.is_file() else ""
     named = re.search(r"^model name\s*: *(.*\S)", text, re.M)
     return named[1] if named else platform.processor() or platform.machine()
-
-
-def _system() -> str:
-    """Return operating system, architecture and C library, without the kernel's build."""
-    return " ".join(filter(None, (platform.system(), platform.machine(), *platform.libc_ver())))
 
 
 def _git(*words: str) -> str | None:

@@ -32,9 +32,7 @@ from featcal.models.modules import solved_modules, weight_of
 from featcal.models.plan import blocks_of, plan_for
 from reproduction.field.settings import SVC_LEAST
 
-OutputMoments = Mapping[
-    str, Tensor
-]  # by linear: mean and standard deviation of its outputs, (2, o)
+OutputMoments = Mapping[str, Tensor]  # by linear: mean and deviation of its outputs, (2, o)
 TINY = 1e-12  # FusionBench's least squared length of an expert's response
 
 

@@ -184,9 +184,8 @@ def by_training(parts: Sequence[tuple[float, Estimate]]) -> list[float]:
     sums = []
     for name in names:
         run = [(weight, rows, rows[rows[name].notna()]) for weight, rows in frames if name in rows]
-        if len(run) == len(parts) and all(
-            set(some["task"]) == set(rows["task"]) for _, rows, some in run
-        ):
+        whole = all(set(some["task"]) == set(rows["task"]) for _, rows, some in run)
+        if whole and len(run) == len(parts):
             sums.append(math.fsum(weight * mean(some[name]) for weight, _, some in run))
     return sums
 
@@ -271,9 +270,7 @@ def _paired_variance(parts: Sequence[tuple[float, str, float]]) -> float | None:
 
 
 FEWEST = 4  # tasks from which a correlation is reported
-Comparison = tuple[
-    str, float, float, str
-]  # word, margin, two standard errors, the numbers in words
+Comparison = tuple[str, float, float, str]  # word, margin, two standard errors, the numbers
 
 
 def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float]:

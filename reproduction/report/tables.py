@@ -152,9 +152,7 @@ def rows_in_order(
     settings: Sequence[str] = ("",),
 ) -> list[ModelRow]:
     """Return references, then a block per merger: itself, and what calibrates it at each setting."""
-    rows = [
-        ModelRow(REFERENCES[method], "reference", "", look("", method, "")) for method in references
-    ]
+    rows = [ModelRow(REFERENCES[m], "reference", "", look("", m, "")) for m in references]
     for upstream in upstreams:
         merger = ModelRow(MERGERS[upstream], "merger", upstream, look(upstream, "merged", ""))
         block = [merger]

@@ -88,9 +88,8 @@ class EvidenceSource:
         return [[claim and judge(claim, self.suite, at) for claim in own] for at in self.settings]
 
 
-Verdicts = dict[
-    EvidenceSource, list[list[Verdict | None]]
-]  # by source and setting, the printed one first
+# by source and setting, the printed one first
+Verdicts = dict[EvidenceSource, list[list[Verdict | None]]]
 
 
 def judged(suite: str, chosen: Sequence[Claim] | None = None) -> Verdicts:

@@ -80,9 +80,8 @@ def trained(setup: Setup, aside: Path, parts: Mapping[str, float]) -> dict[str, 
     data, seed = context.suite.data, context.suite.expert_seed
     counts = {split: getattr(data, split) for split in ("train", "validation", "test")}
     given = (data.seed, data.strength, counts, parts)
-    context.run(
-        "draw", write_parquet, {task: (task, images / task, *given) for task in setup.tasks}
-    )
+    jobs = {task: (task, images / task, *given) for task in setup.tasks}
+    context.run("draw", write_parquet, jobs)
     copyfile(setup.data / SOURCES, images / SOURCES)
     experts = aside / "experts"
     make_experts(setup, prepared, images, recipes_of(setup, setup.tasks), {seed: experts})

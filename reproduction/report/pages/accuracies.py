@@ -48,9 +48,8 @@ def printed_gain(number: str, upstream: str, others: Sequence[str], model: str =
     """Return FeatCal minus the best of others, printed; with corrected cells where that changes it."""
 
     def gain(read: Callable[..., pd.DataFrame]) -> float:
-        rows = (
-            paper.paper_row(number, upstream, m, model, read=read) for m in ("featcal", *others)
-        )
+        which = {"model": model, "read": read}
+        rows = (paper.paper_row(number, upstream, m, **which) for m in ("featcal", *others))
         ours, *theirs = (float(row[paper.AVERAGE]) for row in rows)
         return ours - max(theirs)
 
@@ -136,6 +135,5 @@ def extended(suite: str, role: str) -> PageOutput:
     name = paper.model_name(role, suite) if role == paper.REAL else kind
     caption = f"Average top-1 accuracy (%) — {name}. {LEGEND}"
     html = tables.accuracy_table(rows, {name: name for name in columns}, caption, average=False)
-    return PageOutput(
-        html + (against_printed(None, "table02", suite) if role != paper.REAL else "")
-    )
+    number = "" if role == paper.REAL else "table02"
+    return PageOutput(html + against_printed(None, number, suite))

@@ -216,10 +216,8 @@ def drift_parts(suite: str) -> PageOutput:
 
 def by_offset(suite: str) -> PageOutput:
     """Draw the average score of every method by the size of what all inputs of a task share."""
-    what, files = (
-        "score by what a task's inputs share",
-        zip(BOTH, ("offset", "pattern"), strict=True),
-    )
+    what = "score by what a task's inputs share"
+    files = zip(BOTH, ("offset", "pattern"), strict=True)
     known = {role: Evidence(suite, role, "8").table(file) for role, file in files}
     known = {role: rows for role, rows in known.items() if len(rows)}
     if not known:

@@ -44,9 +44,8 @@ def answer(number: str, suite: str) -> PageOutput:
         model = paper.PAPER_MODELS[ours.role]
         cells = [printed_gain(number, MERGER, own, model) for own in (("merged",), tables.ADAPTERS)]
         cells.append(printed_share(number, MERGER, model))
-        rows.append(
-            ("fc-merger", [f"{paper.PAPER_NAMES[ours.role]} <small>the paper</small>", *cells])
-        )
+        label = f"{paper.PAPER_NAMES[ours.role]} <small>the paper</small>"
+        rows.append(("fc-merger", [label, *cells]))
         for setting in tables.settings_shown(suite):
             label = f"{paper.model_title(ours.role, suite)} <small>{tables.SHORT[setting]}</small>"
             rows.append(_gained(label, ours, setting))

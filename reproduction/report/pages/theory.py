@@ -62,9 +62,7 @@ def checks(suite: str) -> PageOutput:
         for role, source in ((REAL, "real_encoder"), (IMAGES, suite)):
             own = select(rows(suite, role), {"statement": name})
             worst = (worst_case(own, method, facts["quantity"]) for method in MODELS)
-            found = (
-                one.word for one in by_source[source] if one and one.claim.id == facts["claim"]
-            )
+            found = (v.word for v in by_source[source] if v and v.claim.id == facts["claim"])
             word = next(found, "not run")
             cells.append(f"{chip(word)}<small>{' · '.join(worst)}</small>")
         body.append(cells)
