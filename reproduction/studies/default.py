@@ -97,10 +97,9 @@ class DefaultStudy(Study):
     def store(self, setup: Setup) -> Path:
         """Return the folder of finished draws of these settings, experts and code."""
         settings = self.model_dump(exclude={"mergers", "draws"})
-        weights = [path / "model.safetensors" for path in setup.experts.values()]
-        files = [path for path in weights if path.is_file()]
+        weights = [file for e in setup.experts.values() for file in sorted(e.glob("*.safetensors"))]
         code = [*sorted(LIBRARY.rglob("*.py")), Path(__file__)]
-        digest = fingerprint(settings, [*files, *code])
+        digest = fingerprint(settings, [*weights, *code])
         return setup.context.unfinished(f"default-{self.key}-{digest}")
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
