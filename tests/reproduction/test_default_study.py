@@ -34,12 +34,13 @@ def cell():
     return Case(setup, study, *models, given["batches"], pairs, heads, seed=1)
 
 
-def test_draws_of_other_code_are_not_taken_over(cell, tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", ["code.py", "model-00001-of-00002.safetensors"])
+def test_draws_of_other_code_or_experts_are_not_taken_over(cell, tmp_path, monkeypatch, file):
     monkeypatch.setattr(default, "LIBRARY", tmp_path)
-    setup, stores = SimpleNamespace(experts={}, context=SimpleNamespace(unfinished=str)), set()
-    for code in ("one", "one", "other"):
-        (tmp_path / "code.py").write_text(code)
-        stores.add(cell.study.store(setup))
+    context, stores = SimpleNamespace(unfinished=str), set()
+    for content in ("one", "one", "other"):
+        (tmp_path / file).write_text(content)
+        stores.add(cell.study.store(SimpleNamespace(experts={"a": tmp_path}, context=context)))
     assert len(stores) == 2
 
 
