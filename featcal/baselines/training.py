@@ -31,7 +31,7 @@ from featcal.models.batch import (
     rows_before_head,
     single_samples,
 )
-from featcal.models.load import evaluation_mode, load_as_calibrated
+from featcal.models.load import evaluation_mode, load_as_calibrated, torch_device
 from featcal.settings import require
 
 REPORT_EVERY = 100  # steps
@@ -103,7 +103,8 @@ def adapters_for(
 ) -> Adapters:
     """Make one adapter per task for a merged model; `audit` as in `train`."""
     check_tasks(experts, batches)
-    require(seed >= 0, f"{settings.name}.seed", seed, "must be at least 0")
+    known = isinstance(seed, int) and seed >= 0
+    require(known, f"{settings.name}.seed", seed, "must be a whole number of at least 0")
     module = as_module(merged, device)
     if settings.features == "unit" and output_embeddings(module) is not None:
         expected = "must be raw for a language model, whose head also uses the norm"
@@ -149,12 +150,21 @@ def pairs_of_several(
     if not sizes:
         raise BadBatches(task, "is empty; an adapter needs at least one batch")
     shared = torch.cat(theirs), torch.cat(sizes)
-    return {name: Pair(torch.cat(own), *shared) for name, own in ours.items()}
+    return {name: pair_of(task, torch.cat(own), *shared) for name, own in ours.items()}
+
+
+def pair_of(task: str, merged: Tensor, expert: Tensor, sizes: Tensor) -> Pair:
+    """Return the features of both models. Raises: BadBatches if they differ in shape."""
+    if merged.shape != expert.shape:
+        shapes = f"{(*expert.shape,)} by the expert, but {(*merged.shape,)} by the merged model"
+        raise BadBatches(task, f"gives features {shapes}; both need one architecture")
+    return Pair(merged, expert, sizes)
 
 
 def as_module(model: Model, device: str | torch.device | None) -> nn.Module:
     """Return a module as it is; load a folder onto the device (for CLIP its vision tower)."""
-    return model if isinstance(model, nn.Module) else load_as_calibrated(model).to(device or "cpu")
+    where = torch_device(device or "cpu")
+    return model if isinstance(model, nn.Module) else load_as_calibrated(model).to(where)
 
 
 @dataclass(frozen=True)
@@ -163,27 +173,32 @@ class InMemorySamples:
 
     task: str
     singles: Sequence[Batch]
+    pad: int | None = None  # the model's padding token, which ends a decoder's tokens
 
     def __len__(self) -> int:
         return len(self.singles)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return these samples as one batch."""
-        return together(self.task, [self.singles[i] for i in indices])
+        return together(self.task, [self.singles[i] for i in indices], self.pad)
 
 
-def samples_of(task: str, batches: Batches) -> Any:
+def samples_of(task: str, batches: Batches, pad: int | None = None) -> Any:
     """Return `batches.by_number()`, or else all samples, read into memory. Raises: BadBatches."""
     by_number = getattr(batches, "by_number", None)
-    samples = by_number() if by_number else InMemorySamples(task, single_samples(batches))
+    samples = by_number() if by_number else InMemorySamples(task, single_samples(batches), pad)
     if not len(samples):
         raise BadBatches(task, "is empty; an adapter needs at least one sample")
     return samples
 
 
-def together(task: str, samples: Sequence[Batch]) -> Batch:
+def together(task: str, samples: Sequence[Batch], pad: int | None = None) -> Batch:
     """Return samples, each a batch of one, as one batch; shorter texts are padded at the end."""
     batch = dict(samples[0])
+    images = ([v.shape[1:] for v in one.values() if getattr(v, "ndim", 2) != 2] for one in samples)
+    if len({(*one, *shapes) for one, shapes in zip(samples, images, strict=True)}) > 1:
+        way_out = "give all the same keys and one size, or encode='once'"
+        raise BadBatches(task, f"holds samples that make no batch; {way_out}")
     for name, first in samples[0].items():
         if not isinstance(first, Tensor):
             continue
@@ -192,7 +207,7 @@ def together(task: str, samples: Sequence[Batch]) -> Batch:
         if name == "input_ids" and several and "attention_mask" not in samples[0]:
             raise BadBatches(task, "texts differ in length; give an attention_mask with them")
         if first.dim() == 2:
-            fill = IGNORED if name == "labels" else 0
+            fill = {"labels": IGNORED, "decoder_input_ids": pad or 0}.get(name, 0)
             rows = [value[0] for value in values]
             batch[name] = pad_sequence(rows, batch_first=True, padding_value=fill)
         else:
@@ -224,7 +239,8 @@ def encoded_steps(
     seed: int,
 ) -> Iterator[Pairs]:
     """Yield the same batches, running both models for each, as published, all in memory."""
-    samples = {task: samples_of(task, batches[task]) for task in experts}
+    pad = getattr(getattr(merged, "config", None), "pad_token_id", None)
+    samples = {task: samples_of(task, batches[task], pad) for task in experts}
     orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
     while True:
         step = {}
@@ -233,7 +249,7 @@ def encoded_steps(
             with torch.no_grad(), naming(task, 0):
                 ours, sizes = rows_before_head(merged, batch, head)
                 theirs = rows_before_head(expert, batch, head)[0].to(ours.device)
-            step[task] = Pair(ours, theirs, sizes)
+            step[task] = pair_of(task, ours, theirs, sizes)
         yield step
 
 

@@ -5,11 +5,12 @@ from itertools import islice
 
 import pytest
 import torch
-from families import FAMILIES, without_float32
+from families import FAMILIES, translations, without_float32
 from families import experiment as texts
 from test_corrections import difference, pair, pairs
 from test_features import LANGUAGE, counted
-from tiny import experiment, same_bits, seeded, shifted
+from tiny import clip, experiment, images, same_bits, seeded, shifted
+from transformers import BartConfig, BartForConditionalGeneration
 
 import featcal
 from featcal.baselines.adapters import Pair
@@ -105,8 +106,8 @@ def test_losses_and_weights_that_are_not_finite_name_task_and_step():
 
 
 def test_settings_that_do_not_fit_are_refused_by_name():
-    for key, wrong in (("rank", 33), ("encode", 1), ("seed", -1)):
-        with pytest.raises(BadSetting, match=f"surgery.{key}"):
+    for key, wrong in (("rank", 33), ("encode", 1), ("seed", -1), ("seed", "1"), ("device", "no")):
+        with pytest.raises(BadSetting, match=f"^(surgery.)?{key}"):
             featcal.surgery(*call(experiment()), **{key: wrong})
     with pytest.raises(BadSetting, match="surgery.encode"):
         Surgery(rank=2, steps=1, encode="each_step").fit(pairs())
@@ -139,6 +140,34 @@ def test_texts_encoded_at_every_step_give_the_adapters_of_kept_features(name, mo
         for encode in ("once", "each_step")
     )
     assert difference(once, each) < 1e-9
+
+
+def test_decoder_tokens_of_several_lengths_are_padded_with_the_models_token():
+    layers = {f"{part}coder_{key}": 2 for part in ("en", "de") for key in ("layers", "ffn_dim")}
+    config = BartConfig(vocab_size=97, d_model=16, max_position_embeddings=32, **layers)
+    model = BartForConditionalGeneration(config).eval()
+    first, second = translations(0)
+    second = {key: value[:, :4] for key, value in second.items()}
+    batches = [
+        one | {"decoder_input_ids": one.pop("labels").clamp_min(2)} for one in (first, second)
+    ]
+    given = model, {"a": shifted(model, 1)}, {"a": batches}
+    once, each = (
+        featcal.surgery(*given, rank=4, steps=6, batch=2, encode=encode)
+        for encode in ("once", "each_step")
+    )
+    assert difference(once, each) < 1e-6
+
+
+@pytest.mark.parametrize("encode", ["once", "each_step"])
+def test_experts_and_samples_that_do_not_fit_are_refused_with_their_task(encode):
+    merged, own = clip(), images(0)
+    with pytest.raises(BadBatches, match=r"'a'.*\(\d, 64\) by the expert, but \(\d, 32\) by"):
+        featcal.surgery(merged, {"a": clip(width=64)}, {"a": own}, steps=1, encode=encode)
+    larger, named = images(0, size=32), [own[0] | {"output_attentions": torch.zeros(3)}, own[1]]
+    for batches in (own + larger, named) if encode == "each_step" else ():
+        with pytest.raises(BadBatches, match="'a'.*one size, or encode='once'"):
+            featcal.surgery(merged, {"a": clip(1)}, {"a": batches}, steps=9, encode=encode)
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
