@@ -45,7 +45,7 @@ def read_recipe(file: Path) -> Recipe:
         raise MissingPath(file, "mergekit's recipe", "check the path")
     kit = optional_package("mergekit.config", "mergekit", file, ", or use --base and --expert")
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8", "replace" if file.name == CARD else "strict")
         shown = SHOWN.search(text) if file.name == CARD else None
         config = kit.MergeConfiguration.model_validate(yaml.safe_load(shown[1] if shown else text))
     except (yaml.YAMLError, ValueError, RuntimeError, TypeError, AttributeError) as error:
@@ -58,18 +58,22 @@ def read_recipe(file: Path) -> Recipe:
         if list(config.modules) != ["default"]:
             raise BadFile(file, "merges modules, not whole models", OWN_BLOCKS)
         part = config.modules["default"]
-    models = _of_slices(file, part.slices, base) if part.slices else [m.model for m in part.models]
+    models = [each.model for each in part.models or ()]
+    if part.slices:
+        models, base = _of_slices(file, part.slices, base)
     if config.merge_method in BASE_IS_MERGED and base is not None:
         models, base = [base, *models], None
-    experts, named = [model for model in dict.fromkeys(models) if model != base], {}
+    experts, named = {str(Path(str(model))): model for model in models}, {}  # "./a/" is "a"
+    experts.pop(str(Path(str(base))), None)
     if not experts:
         way_out = "list the fine-tuned models under models"
         raise BadFile(file, "merges no model besides its base", way_out)
-    for model in experts:
+    for model in experts.values():
         name = Path((model.lora or model.model).path).name
-        if name in named:
-            way_out = f"name the experts with --expert, for example --expert {name}-1=FOLDER"
-            raise BadFile(file, f"two of its models are called {name!r}", way_out)
+        if name in ("", "..", *named):
+            which = "two of its models are" if name in named else "one of its models is"
+            way_out = f"name the experts with --expert, for example --expert {name or 'x'}-1=FOLDER"
+            raise BadFile(file, f"{which} called {name!r}", way_out)
         named[name] = [str(one) for one in (model.model, model.lora) if one]
     if base and not base.lora:
         return Recipe(file, str(base.model), named, config.merge_method)
@@ -78,15 +82,16 @@ def read_recipe(file: Path) -> Recipe:
     return Recipe(file, None, named, config.merge_method, no_base)
 
 
-def _of_slices(file: Path, slices: Any, base: Any) -> list[Any]:
-    """Return the models of slices that together cover the same layers of each. Raises: BadFile."""
+def _of_slices(file: Path, slices: Any, default: Any) -> tuple[list[Any], Any]:
+    """Return the models of slices that cover the same layers of each, and their base."""
     end, models = 0, [source.model for source in slices[0].sources]
+    base = slices[0].base_model or default
     for part in slices:
         ranges = {tuple(source.layer_range) for source in part.sources}
         first, last = ranges.pop() if ranges else (None, None)
         same = sorted(map(str, models)) == sorted(str(source.model) for source in part.sources)
         whole = same and not ranges and first == end and len(set(models)) == len(models)
-        if not whole or part.base_model not in (None, base) or part.residual_weight:
+        if not whole or (part.base_model or default) != base or part.residual_weight:
             raise BadFile(file, "merges slices that are no whole models", OWN_BLOCKS)
         end = last
-    return models
+    return models, base

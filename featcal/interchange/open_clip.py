@@ -55,6 +55,7 @@ TEXT_KEYS = SIZES | {"heads": "num_attention_heads", "vocab_size": "vocab_size"}
 TEXT_KEYS |= {"context_length": "max_position_embeddings"}
 VOCABULARY, END = 49408, 49407  # of CLIP's own tokenizer, open_clip's default
 ARGMAX = 2  # with this eos_token_id transformers pools at the highest token id, as open_clip does
+PARALLEL = "module."  # prefix of a training on several GPUs, which open_clip removes too
 ONLY = "only CLIPs of open_clip's own ViT and its own text transformer can be converted"
 SAME = 1e-3  # relative difference of features that differ only in the order of sums
 MODES, RESAMPLE = ("shortest", "squash"), {"bicubic": 3, "bilinear": 2}  # PIL's filters
@@ -218,12 +219,15 @@ def read_open_clip(folder: Path) -> CLIPModel:
     if weights is None:
         raise no_safetensors(folder, WEIGHTS)
     state = {name: tensor.float() for name, tensor in read_safetensors(weights).items()}
+    if all(name.startswith(PARALLEL) for name in state):
+        state = {name.removeprefix(PARALLEL): tensor for name, tensor in state.items()}
     try:
         theirs.load_state_dict(state, assign=True)
     except RuntimeError as error:
         problem = f"the weights do not fit {path} ({one_line(error)})"
         raise BadFile(weights, problem, "check the configuration") from None
-    ours = to_our_names(state, empty.state_dict())
+    # not `state`, in which older files have a logit_scale of shape (1,)
+    ours = to_our_names(theirs.state_dict(), empty.state_dict())
     with quiet_transformers():  # given all tensors, it draws no random ones
         clip: Any = CLIPModel.from_pretrained(None, config=empty.config, state_dict=ours)
     clip = clip.float().eval()

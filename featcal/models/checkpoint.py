@@ -242,8 +242,10 @@ def check_tensor(source: object, name: str, tensor: "Tensor", weight: bool = Tru
     if tensor.is_meta:
         problem, way_out = f"{name} is on meta, without values", "load the model with its weights"
         raise BadData(source, problem, way_out)
-    if weight and not tensor.is_floating_point():
-        problem = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not floating-point"
+    narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 2
+    if narrow or (weight and not tensor.is_floating_point()):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        problem = f"{name} is {kind}; float16, bfloat16, float32 or float64 is needed"
         raise BadData(source, problem, "give the model it was quantised from")
     if not all_finite(tensor.detach()):
         raise NotFinite(source, name)

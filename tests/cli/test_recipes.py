@@ -11,7 +11,7 @@ from test_worked_paths import llamas, merged_as_mergekit_does, recipe_of_the_pag
 
 from featcal.cli import main as cli
 from featcal.errors import BadFile
-from featcal.interchange.mergekit import read_recipe
+from featcal.interchange.mergekit import read_recipe, recipe_in
 
 TASK = {"merge_method": "task_arithmetic", "base_model": "base"}
 TASK |= {"models": [{"model": "a"}, {"model": "b"}]}
@@ -23,9 +23,10 @@ def written(folder: Path, **changes) -> Path:
     return folder / "merge.yaml"
 
 
-def slices(*ranges, names="ab"):
+def slices(*ranges, names="ab", **more):
     """Slices of the same models."""
-    return [{"sources": [{"model": n, "layer_range": list(r)} for n in names]} for r in ranges]
+    own = [[{"model": n, "layer_range": list(r)} for n in names] for r in ranges]
+    return [{"sources": sources} | more for sources in own]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,20 @@ def test_base_and_experts_are_the_models_that_mergekit_refers_to(tmp_path, chang
 def test_where_the_base_model_is_one_of_the_merged_models_it_is_an_expert(tmp_path, method):
     recipe = read_recipe(written(tmp_path, merge_method=method, base_model="a"))
     assert recipe.base is None and [*recipe.experts] == ["a", "b"]
+    own = {"base_model": None, "models": None, "slices": slices((0, 4), base_model="a")}
+    assert read_recipe(written(tmp_path, merge_method=method, **own)) == recipe
+
+
+def test_a_base_of_slices_a_path_written_twice_and_a_card_in_latin_1_are_understood(tmp_path):
+    wanted = read_recipe(written(tmp_path))
+    own = slices((0, 1), (1, 4), base_model="base")
+    assert read_recipe(written(tmp_path, base_model=None, models=None, slices=own)) == wanted
+    models = [{"model": name} for name in ("./base/", "a", "./a", "b")]
+    again = read_recipe(written(tmp_path, models=models))
+    assert [*again.experts] == ["a", "b"] and again.base == "base"
+    text = (tmp_path / "merge.yaml").read_text()
+    (tmp_path / "README.md").write_text(f"caf\xe9\n```yaml\n{text}```\n", "latin-1")
+    assert [*read_recipe(recipe_in(tmp_path)).experts] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +89,11 @@ def test_where_the_base_model_is_one_of_the_merged_models_it_is_an_expert(tmp_pa
         ({"models": ["a"]}, "models"),
         ({"models": [{"model": "a+b+c"}]}, "a.b.c"),
         ({"models": [{"model": "base"}]}, "no model besides its base"),
+        ({"models": [{"model": "."}]}, "one of its models is called ''"),
+        (
+            {"models": None, "slices": slices((0, 4), (4, 5))[:1] + slices((4, 5), base_model="c")},
+            "no",
+        ),
     ],
 )
 def test_a_recipe_that_calibration_cannot_follow_is_refused(tmp_path, changes, said):

@@ -16,7 +16,7 @@ from transformers import AutoImageProcessor, CLIPModel
 import featcal
 from featcal.cli import main as cli
 from featcal.data.images import Preprocess
-from featcal.errors import BadEnvironment, BadFile, BadSetting, NotFinite
+from featcal.errors import BadData, BadEnvironment, BadFile, BadSetting, NotFinite
 from featcal.interchange import open_clip as form
 from featcal.interchange.open_clip import CONFIG, WEIGHTS, read_open_clip, write_open_clip
 from featcal.models.load import load_clip, load_tokenizer, load_vision, save_model
@@ -94,6 +94,10 @@ def test_features_and_tensors_equal_open_clips_both_ways(tmp_path, cfg):
     written = write_open_clip(ours, tmp_path / "written")
     assert_same_features(open_clip.create_model(f"local-dir:{written}").eval(), model)
     before, after = load_file(source / WEIGHTS), load_file(written / WEIGHTS)
+    older = before | {"logit_scale": before["logit_scale"].reshape(1)}
+    save_file({f"module.{name}": tensor for name, tensor in older.items()}, source / WEIGHTS)
+    again = read_open_clip(source).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in ours.state_dict().items())
     save_file({name: tensor.half() for name, tensor in before.items()}, source / WEIGHTS)
     in_half = read_open_clip(source).visual_projection.weight
     assert torch.equal(in_half, ours.visual_projection.weight.half().float())
@@ -205,6 +209,7 @@ def rewrite(folder, **tensors):
         ("visual.pool", torch.zeros(2), BadFile),
         ("visual.proj", torch.zeros(16, 32), BadFile),
         ("visual.proj", torch.full((32, 16), float("nan")), NotFinite),
+        ("visual.proj", torch.zeros(32, 16).to(torch.float8_e4m3fn), BadData),
     ],
 )
 def test_weights_that_do_not_fit_their_configuration_are_named(broken, name, tensor, error):
