@@ -81,6 +81,8 @@ def merge(
     lists = [name for name, field in fields.items() if get_origin(field.annotation) is tuple]
     settings: dict[str, Any] = {"seed": seed} if "seed" in fields else {}
     for name, text in pairs.items():
+        if name not in fields:
+            raise UnknownKey(f"merge.{method}", name, fields)
         plain = name in lists and text[0] != "["
         settings[name] = text.split(",") if plain else options.yaml_scalar(text)
     typed = [o for o, v in (("--data", data), ("--samples", samples), ("--column", column)) if v]

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__, card
-from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer
+from featcal.errors import FeatCalError, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, read_json, require_apart, write_json
 from featcal.merging import sources as of_models
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
-from featcal.models.batch import Model, TaskBatches
-from featcal.models.checkpoint import encodes_sentences, is_adapter, read_safetensors
+from featcal.models.batch import Model, TaskBatches, require_names
+from featcal.models.checkpoint import all_finite, encodes_sentences, is_adapter, read_safetensors
 from featcal.models.load import (
     VISION,
     load_model,
@@ -98,6 +99,7 @@ class Form:
     part: str | None
     source: Source
     untied: Mapping[str, str] = field(default_factory=dict)
+    merged: Tensors = field(default_factory=dict)  # in the precision of the merged model
 
     @classmethod
     def of(cls, base: Model, experts: Mapping[str, Model]) -> "Form":
@@ -116,7 +118,7 @@ class Form:
         return CLIPVisionModel.__name__ if self.part else class_of(self.model).__name__
 
     def module(self) -> nn.Module:
-        """Return a new module; `untied` names are no longer tied."""
+        """Return a new module that holds `merged` unrounded; `untied` names are no longer tied."""
         if isinstance(self.model, nn.Module):
             module: Any = copy.deepcopy(self.model)
         else:
@@ -126,7 +128,11 @@ class Form:
             table = nn.Parameter(module.get_parameter(name).detach().clone())
             setattr(module.get_submodule(path), own, table)
             module.config = untied_config(module.config)
-        return module
+        own = {name: tensor.dtype for name, tensor in module.state_dict().items()}
+        both = [(own[name], each.dtype) for name, each in self.merged.items() if name in own]
+        if all(torch.promote_types(narrow, kind) == narrow for narrow, kind in both):
+            return module
+        return module.to(reduce(torch.promote_types, chain.from_iterable(both)))
 
     @torch.no_grad()
     def result(
@@ -146,7 +152,9 @@ class Form:
                     state[name].copy_(tensor)  # tied tensors share memory
             return module
         if isinstance(self.model, nn.Module):
-            config, like = self.model.config, None
+            config, like = getattr(self.model, "config", None), None
+            expected = "must be left out for a model without a transformers configuration"
+            require(config is not None, "merge.out", str(out), expected)
         else:
             like = self.model
             named = read_json(Path(like) / "config.json").get("model_type")  # not before 2020
@@ -228,14 +236,28 @@ class OpenedMerge:
                     ours, theirs = job.base[name].file, expert[name].file
                     raise TensorsDiffer(name, ours, "one value", theirs, "another")
             yield name, counter
+        key, waiting = f"merge.method {self.method.name}", set(job.names)
+        expected = "must be yielded once, under a name of the base and in its shape"
         for name, tensor in merged:
+            fits = name in waiting and tensor.shape == job.base[name].shape
+            require(fits, key, f"{name} {tuple(tensor.shape)}", expected)
+            waiting.remove(name)
             if self.method.scaled:
                 tensor = add_task_vector(
                     job.base[name].finite().to(tensor.device), tensor, self.settings["scale"]
                 )  # no name keeps the base's tensor in memory
-            yield name, tensor
+            yield name, self._checked(name, tensor.to(job.base[name].dtype))
+        require(not waiting, key, min(waiting, default=""), expected)
         for name, each in self.kept.items():
             yield name, each.finite()
+
+    def _checked(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a merged tensor. Raises: FeatCalError for values that no model can use."""
+        if not all_finite(tensor) or (name.endswith("running_var") and bool((tensor < 0).any())):
+            problem = f"{self.method.name} gives NaN, infinite values or negative variances"
+            lower = "lower the method's scale or rate, or use the method average, or"
+            raise FeatCalError(name, problem, lower, "give models in float32, whose range is wider")
+        return tensor
 
     def _card(self, modules: Sequence[str], class_name: str) -> str:
         """Return the model card; modules: sentences on a sentence encoder's other modules."""
@@ -272,13 +294,14 @@ def open_merge(
     require(by_task, "merge.batches", kind, "must be a dictionary by task")
     known = embeddings in ("merge", "base")
     require(known, "merge.embeddings", embeddings, "must be merge or base")
-    require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
+    require(isinstance(n_jobs, int) and n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
     progress = progress or (lambda line: None)
     listed = isinstance(experts, Mapping | Sequence) and not isinstance(experts, str)
     require(listed, "merge.experts", type(experts).__name__, "must be a dictionary or a list")
     require(len(experts) > 0, "merge.experts", experts, "must hold at least one expert")
     if not isinstance(experts, Mapping):
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
+    require_names("merge.experts", experts)
     form = Form.of(base, experts)
     origin = form.source
     sources = of_models.expert_sources(experts, form.model, origin, form.part)
@@ -292,7 +315,7 @@ def open_merge(
     if len({len(names) for names in named}) < len(named):
         progress(f"labels differ ({'; '.join(map(str, named))}): heads are merged row by row")
     untied = of_models.part_ties(origin, {task: each.tensors for task, each in sources.items()})
-    form, heads = replace(form, untied=untied), of_models.unshared_heads(origin, sources)
+    heads = of_models.unshared_heads(origin, sources)
 
     def of_class(task: str, tensors: Tensors) -> Tensors:
         more = {name: tensors[own] for name, own in untied.items() if own in tensors}
@@ -305,6 +328,7 @@ def open_merge(
         of_models.report_head(task, heads[task], progress)
     theirs, hidden = of_models.align(ours, theirs, form.model, experts, progress)
     ours, theirs = of_models.in_one_precision(ours, theirs, progress)
+    form = replace(form, untied=untied, merged=ours)
     if embeddings == "base":
         everything = (origin.tensors, *theirs.values())
         hidden |= {name for each in everything for name in each if is_vocabulary(name)}
@@ -344,10 +368,13 @@ def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> 
     wanted = [*([PROJECTION] if PROJECTION in tensors else []), LOGIT_SCALE, *heads]
     if missing := [name for name in wanted if name not in tensors]:
         raise MissingTensor(label, missing[0], tensors.keys())
-    p = tensors[PROJECTION].shape[0] if PROJECTION in tensors else tensors[heads[0]].shape[-1]
-    for name in heads:
-        shape = tuple(tensors[name].shape)
-        if len(shape) != 2 or shape[1] != p or not torch.isfinite(tensors[name]).all():
-            expected = f"must be a finite matrix with one row of {p} values per class"
-            raise BadSetting(f"merge.head[{name!r}]", shape, expected)
-    return {name: tensors[name] for name in wanted}
+    given = {name: torch.as_tensor(tensors[name]) for name in wanted}
+    p = given[PROJECTION].shape[:1] if PROJECTION in given else given[heads[0]].shape[1:]
+    for name, tensor in given.items():
+        matrix, expected = tensor.dim() == 2, f"must be finite, with rows of {sum(p)} values"
+        fits = matrix and (name == PROJECTION or tensor.shape[1:] == p)
+        if name == LOGIT_SCALE:
+            fits, expected = tensor.numel() == 1, "must be one finite number"
+        fits = fits and tensor.numel() > 0 and bool(tensor.isfinite().all())
+        require(fits, f"merge.head[{name!r}]", (*tensor.shape,), expected)
+    return given

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,9 @@ def method(
 
     def register(run: MergeFunction) -> MergeFunction:
         parameters = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
-        fields: dict[str, Any] = {p.name: (p.annotation, p.default) for p in parameters}
+        fields: dict[str, Any] = {}
+        for p in parameters:
+            fields[p.name] = (p.annotation, ... if p.default is p.empty else p.default)
         if scale is not None:
             fields["scale"] = (float, scale)
         name = run.__name__
@@ -121,11 +124,11 @@ def method_names() -> list[str]:
 
 def method_named(name: object, section: str = "merge") -> Method:
     """Return a method by name. Raises: UnknownKey with the nearest name."""
-    if name not in METHODS:
+    if (name := str(name)) not in METHODS:
         if name not in method_names():
-            raise UnknownKey(f"{section}.method", str(name), method_names())
-        import_module(f"{methods.__name__}.{_definitions()[str(name)][0]}")
-    return METHODS[str(name)]
+            raise UnknownKey(f"{section}.method", name, method_names())
+        import_module(f"{methods.__name__}.{_definitions()[name][0]}")
+    return METHODS[name]
 
 
 def settings_of(name: object, given: Mapping[str, Any], section: str = "") -> dict[str, Any]:
@@ -141,9 +144,9 @@ def methods_table() -> list[tuple[str, str, str]]:
         (call,) = function.decorator_list
         assert isinstance(call, ast.Call)
         given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        own = zip(function.args.args[1:], function.args.defaults, strict=True)
-        shown = [(key.arg, ast.unparse(value).lower().strip("'")) for key, value in own]
-        settings = [f"{key}={value}" for key, value in shown]
+        own = zip_longest(function.args.args[:0:-1], function.args.defaults[::-1])
+        shown = ((key.arg, value and ast.unparse(value).lower().strip("'")) for key, value in own)
+        settings = [f"{key}={value}" if value else key for key, value in shown][::-1]
         settings += [f"scale={given['scale']}"] if given.get("scale") is not None else []
         needs = "".join(f"; needs {key}" for key in given.get("needs", ()))
         rows.append((name, ", ".join(settings), given["source"] + needs))

@@ -116,7 +116,7 @@ def in_one_precision(
     wide = {}
     for name in base:
         kinds = {each[name].dtype for each in (base, *experts.values()) if name in each}
-        if len(kinds) > 1 and all(kind.is_floating_point for kind in kinds):
+        if len(kinds) > 1 and all(k.is_floating_point and k.itemsize > 1 for k in kinds):
             wide[name] = reduce(torch.promote_types, kinds)
 
     def widened(tensors: Tensors) -> Tensors:

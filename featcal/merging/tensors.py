@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from featcal.merging.registry import MergeJob, NamedTensors
-from featcal.merging.sources import Tensors, is_vocabulary
+from featcal.merging.sources import VOCABULARY, Tensors, is_vocabulary
+from featcal.settings import require
 
 PIECE = 1 << 20  # entries processed at a time: few enough for a cache
 STACKED = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value"))
@@ -92,6 +93,10 @@ def kth_smallest(
 
 def matrix_names(job: MergeJob, exclude: tuple[str, ...]) -> list[str]:
     """Return the names of tensors with two axes, as FusionBench does, except `exclude`."""
+    for pattern in set(exclude) - {*VOCABULARY}:
+        used = any(is_vocabulary(name, (pattern,)) for name in job.names)
+        expected = "must be the name of a tensor, with * for any letters, such as *q_proj.weight"
+        require(used, "merge.exclude", pattern, expected)
     return [n for n in job.names if len(job.base[n].shape) == 2 and not is_vocabulary(n, exclude)]
 
 

@@ -190,9 +190,11 @@ def test_models_in_several_precisions_are_merged_in_the_widest(tmp_path):
     base, said = folders.pop("base"), []
     out = merge("average", base, folders, out=tmp_path / "out", progress=said.append)
     states = [load_file(folder / "model.safetensors") for folder in folders.values()]
+    in_memory = merge("average", llama(97, 0).half(), folders).state_dict()
     for name, merged in load_file(out / "model.safetensors").items():
         code, maths = (state[name].float() for state in states)
         assert merged.dtype == torch.float32 and torch.equal(merged, (code + maths) / 2)
+        assert in_memory[name].dtype == torch.float32 and torch.equal(merged, in_memory[name])
     assert "float32" in said[0]
 
 

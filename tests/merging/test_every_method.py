@@ -18,7 +18,11 @@ from featcal.models.load import load_vision
 
 TASKS = ("dtd", "mnist")
 FEW = {"adamerging": {"steps": 3}, "wudi": {"steps": 5}}
-WIDE = head() | {"head/dtd": torch.ones(5, 9)}
+WIDE, NAN, WIDER = (
+    head() | {"head/dtd": torch.ones(5, 9)},
+    torch.tensor(torch.nan),
+    torch.ones(8, 33),
+)
 ONE_PASS = ("adamerging", "fisher", "lot", "mats", "regmean", "regmean_plus_plus")
 DATA = [n for n in method_names() if "batches" in method_named(n).needs]
 
@@ -85,16 +89,29 @@ def test_one_expert_is_that_expert(method):
         ("average", {"head": {}}, "FeatCalError", "merge.head.*uses no"),
         ("average", {"experts": {}}, "BadSetting", r"merge\.experts"),
         ("average", {"n_jobs": 0}, "BadSetting", "merge.n_jobs"),
+        ("average", {"n_jobs": "2"}, "BadSetting", "merge.n_jobs"),
+        ("average", {"experts": {1: None}}, "BadSetting", "merge.experts: 1 .*text"),
+        ("average", {"experts": {"": None}}, "BadSetting", "merge.experts: '' .*text"),
         ("regmean", {"batches": None}, "BadSetting", "merge.batches.*must be given"),
         ("adamerging", {"head": None}, "BadSetting", "merge.head.*every task"),
         ("adamerging", {"head": {"head/dtd": torch.ones(5, 8)}}, "MissingTensor", "logit_scale"),
         ("adamerging", {"head": WIDE}, "BadSetting", "head/dtd.*rows? of 8"),
+        ("adamerging", {"head": head() | {"logit_scale": NAN}}, "BadSetting", "scale.*one finite"),
+        (
+            "fisher",
+            {"head": head() | {"visual_projection": NAN}},
+            "BadSetting",
+            "projection'.*finite",
+        ),
+        ("fisher", {"head": head() | {"visual_projection": WIDER}}, "BadSetting", "33.*32 columns"),
         ("lot", {"base": "clip"}, "BadSetting", "must have texts too.*experts of CLIPVisionModel"),
         ("adamerging", {"head": "nowhere"}, "MissingPath", "nowhere"),
         ("adamerging", {"base": "llama"}, "BadSetting", "language head.*LlamaForCausalLM"),
         ("task_arithmetic", {"scale": float("nan")}, "BadSetting", r"arithmetic\.scale"),
         ("ties", {"density": 1.5}, "BadSetting", r"merge\.ties\.density"),
         ("adamerging", {"clamp": 1}, "BadSetting", r"merge\.adamerging\.clamp"),
+        ("wudi", {"rate": 1e300}, "BadSetting", r"merge\.wudi\.rate"),
+        ("iso_c", {"exclude": ("q_proj",)}, "BadSetting", "merge.exclude: 'q_proj'"),
         ("wudi", {"variant": "offical"}, "BadSetting", r"merge\.wudi\.variant"),
         ("wudi", {"variant": "closed_form", "steps": 5}, "BadSetting", r"merge\.wudi\.steps"),
         ("breadcrumbs", {"keep": 0.8, "remove": 0.3}, "BadSetting", r"merge\.breadcrumbs\.keep"),

@@ -294,6 +294,7 @@ def test_the_command_draws_images_for_methods_that_need_them(models, capsys):
         (["average", *MERGE, "--set", "split=nope"], "--set split=nope: average uses no"),
         (["adamerging", *MERGE, *DATA], "--head"),
         (["average", *MERGE, "--set", "embeddings=none"], "merge.embeddings: "),
+        (["average", *MERGE, "--set", "device=cpu"], "merge.average: 'device' is not known"),
     ],
 )
 def test_a_mistake_is_one_message_and_writes_nothing(models, capsys, arguments, said):

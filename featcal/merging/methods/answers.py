@@ -40,6 +40,7 @@ from featcal.models.batch import (
     pooled_output,
     single_samples,
 )
+from featcal.settings import require
 
 State = Mapping[str, Tensor]  # a model's tensors, or something about each, by name
 REPORTS = 20  # lines of progress, whatever the number of steps
@@ -65,10 +66,12 @@ def zero_shot_logits(
             call[name] = value.to(weight.device, dtype)
     output = functional_call(model, dict(tensors), kwargs=call)
     vectors = pooled_output(model, output, call)  # (n, h)
-    if vectors is None:
-        expected = "must give pooled features, which heads read, and this one gives none"
-        raise BadSetting("merge.base", type(model).__name__, expected)
-    projection = head.get("visual_projection")
+    expected = "must give pooled features, which heads read, and this one gives none"
+    require(vectors is not None, "merge.base", type(model).__name__, expected)
+    projection, width = head.get("visual_projection"), vectors.shape[1]
+    own = head[f"head/{task}"] if projection is None else projection
+    expected = f"must have {width} columns, as many as the base has features"
+    require(own.shape[1] == width, "merge.head", (*own.shape,), expected)
     projected = vectors if projection is None else vectors @ projection.to(weight).T
     features = nn.functional.normalize(projected, dim=-1)  # (n, p)
     return head["logit_scale"].to(weight).exp() * features @ head[f"head/{task}"].to(weight).T

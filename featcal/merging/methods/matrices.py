@@ -28,7 +28,7 @@ from featcal.merging.tensors import (
     stacked_vectors,
     tensor_sum,
 )
-from featcal.settings import Fraction, require
+from featcal.settings import Fraction, PositiveFraction, require
 
 
 def thin_svd(matrix: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,7 +177,7 @@ def wudi(
     job: MergeJob,
     variant: Literal["fusion_bench", "official", "closed_form"] = "fusion_bench",
     steps: NonNegativeInt | None = None,
-    rate: PositiveFloat = 1e-5,
+    rate: PositiveFraction = 1e-5,
     exclude: tuple[str, ...] = VOCABULARY,
     rtol: PositiveFloat | None = None,
 ) -> NamedTensors:
