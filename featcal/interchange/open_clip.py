@@ -55,7 +55,6 @@ TEXT_KEYS = SIZES | {"heads": "num_attention_heads", "vocab_size": "vocab_size"}
 TEXT_KEYS |= {"context_length": "max_position_embeddings"}
 VOCABULARY, END = 49408, 49407  # of CLIP's own tokenizer, open_clip's default
 ARGMAX = 2  # with this eos_token_id transformers pools at the highest token id, as open_clip does
-PARALLEL = "module."  # prefix of a training on several GPUs, which open_clip removes too
 ONLY = "only CLIPs of open_clip's own ViT and its own text transformer can be converted"
 SAME = 1e-3  # relative difference of features that differ only in the order of sums
 MODES, RESAMPLE = ("shortest", "squash"), {"bicubic": 3, "bilinear": 2}  # PIL's filters
@@ -218,9 +217,8 @@ def read_open_clip(folder: Path) -> CLIPModel:
     weights = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if weights is None:
         raise no_safetensors(folder, WEIGHTS)
-    state = {name: tensor.float() for name, tensor in read_safetensors(weights).items()}
-    if all(name.startswith(PARALLEL) for name in state):
-        state = {name.removeprefix(PARALLEL): tensor for name, tensor in state.items()}
+    # a training on several GPUs may have put module. before all names; open_clip removes it too
+    state = {n.removeprefix("module."): t.float() for n, t in read_safetensors(weights).items()}
     try:
         theirs.load_state_dict(state, assign=True)
     except RuntimeError as error:

@@ -21,7 +21,7 @@ from featcal.merging import sources as of_models
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
-from featcal.models.batch import Model, TaskBatches, require_names
+from featcal.models.batch import Model, TaskBatches
 from featcal.models.checkpoint import all_finite, encodes_sentences, is_adapter, read_safetensors
 from featcal.models.load import (
     VISION,
@@ -301,7 +301,8 @@ def open_merge(
     require(len(experts) > 0, "merge.experts", experts, "must hold at least one expert")
     if not isinstance(experts, Mapping):
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
-    require_names("merge.experts", experts)
+    texts = all(isinstance(task, str) and task for task in experts)
+    require(texts, "merge.experts", [*experts], "must name tasks by texts that are not empty")
     form = Form.of(base, experts)
     origin = form.source
     sources = of_models.expert_sources(experts, form.model, origin, form.part)

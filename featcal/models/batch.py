@@ -34,7 +34,8 @@ def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
     for name, given in (("experts", experts), ("batches", batches)):
         expected = "must be a dictionary by task"
         require(isinstance(given, Mapping), name, type(given).__name__, expected)
-        require_names(name, given)
+        named = all(isinstance(task, str) and task for task in given)
+        require(named, name, [*given], "must name tasks by texts that are not empty")
     if not experts:
         raise BadBatches("*", "no experts were given; at least one is needed, with its batches")
     for task in sorted(experts.keys() | batches.keys()):
@@ -47,13 +48,6 @@ def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
         if isinstance(given, Mapping | Tensor | str) or not isinstance(given, Iterable):
             wanted = "a list of mappings such as [{'pixel_values': tensor}, ...]"
             raise BadBatches(task, f"is a {type(given).__name__}; expected {wanted}")
-
-
-def require_names(key: str, tasks: Iterable[Any]) -> None:
-    """Raise BadSetting unless all tasks are named by texts that are not empty."""
-    for task in tasks:
-        expected = "must name every task by a text that is not empty"
-        require(isinstance(task, str) and task != "", key, task, expected)
 
 
 def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None:
