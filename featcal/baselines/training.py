@@ -103,8 +103,7 @@ def adapters_for(
 ) -> Adapters:
     """Make one adapter per task for a merged model; `audit` as in `train`."""
     check_tasks(experts, batches)
-    known = isinstance(seed, int) and seed >= 0
-    require(known, f"{settings.name}.seed", seed, "must be a whole number of at least 0")
+    require(seed >= 0, f"{settings.name}.seed", seed, "must be at least 0")
     module = as_module(merged, device)
     if settings.features == "unit" and output_embeddings(module) is not None:
         expected = "must be raw for a language model, whose head also uses the norm"

@@ -70,10 +70,9 @@ def read_recipe(file: Path) -> Recipe:
         raise BadFile(file, "merges no model besides its base", way_out)
     for model in experts.values():
         name = Path((model.lora or model.model).path).name
-        if name in ("", "..", *named):
-            which = "two of its models are" if name in named else "one of its models is"
-            way_out = f"name the experts with --expert, for example --expert {name or 'x'}-1=FOLDER"
-            raise BadFile(file, f"{which} called {name!r}", way_out)
+        if name in named:
+            way_out = f"name the experts with --expert, for example --expert {name}-1=FOLDER"
+            raise BadFile(file, f"two of its models are called {name!r}", way_out)
         named[name] = [str(one) for one in (model.model, model.lora) if one]
     if base and not base.lora:
         return Recipe(file, str(base.model), named, config.merge_method)

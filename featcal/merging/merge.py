@@ -236,18 +236,12 @@ class OpenedMerge:
                     ours, theirs = job.base[name].file, expert[name].file
                     raise TensorsDiffer(name, ours, "one value", theirs, "another")
             yield name, counter
-        key, waiting = f"merge.method {self.method.name}", set(job.names)
-        expected = "must be yielded once, under a name of the base and in its shape"
         for name, tensor in merged:
-            fits = name in waiting and tensor.shape == job.base[name].shape
-            require(fits, key, f"{name} {tuple(tensor.shape)}", expected)
-            waiting.remove(name)
             if self.method.scaled:
                 tensor = add_task_vector(
                     job.base[name].finite().to(tensor.device), tensor, self.settings["scale"]
                 )  # no name keeps the base's tensor in memory
-            yield name, self._checked(name, tensor.to(job.base[name].dtype))
-        require(not waiting, key, min(waiting, default=""), expected)
+            yield name, self._checked(name, tensor)
         for name, each in self.kept.items():
             yield name, each.finite()
 
@@ -294,7 +288,7 @@ def open_merge(
     require(by_task, "merge.batches", kind, "must be a dictionary by task")
     known = embeddings in ("merge", "base")
     require(known, "merge.embeddings", embeddings, "must be merge or base")
-    require(isinstance(n_jobs, int) and n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
+    require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
     progress = progress or (lambda line: None)
     listed = isinstance(experts, Mapping | Sequence) and not isinstance(experts, str)
     require(listed, "merge.experts", type(experts).__name__, "must be a dictionary or a list")

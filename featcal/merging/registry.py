@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,9 +91,7 @@ def method(
 
     def register(run: MergeFunction) -> MergeFunction:
         parameters = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
-        fields: dict[str, Any] = {}
-        for p in parameters:
-            fields[p.name] = (p.annotation, ... if p.default is p.empty else p.default)
+        fields: dict[str, Any] = {p.name: (p.annotation, p.default) for p in parameters}
         if scale is not None:
             fields["scale"] = (float, scale)
         name = run.__name__
@@ -144,9 +141,9 @@ def methods_table() -> list[tuple[str, str, str]]:
         (call,) = function.decorator_list
         assert isinstance(call, ast.Call)
         given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        own = zip_longest(function.args.args[:0:-1], function.args.defaults[::-1])
-        shown = ((key.arg, value and ast.unparse(value).lower().strip("'")) for key, value in own)
-        settings = [f"{key}={value}" if value else key for key, value in shown][::-1]
+        own = zip(function.args.args[1:], function.args.defaults, strict=True)
+        shown = [(key.arg, ast.unparse(value).lower().strip("'")) for key, value in own]
+        settings = [f"{key}={value}" for key, value in shown]
         settings += [f"scale={given['scale']}"] if given.get("scale") is not None else []
         needs = "".join(f"; needs {key}" for key in given.get("needs", ()))
         rows.append((name, ", ".join(settings), given["source"] + needs))

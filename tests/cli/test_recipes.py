@@ -89,11 +89,6 @@ def test_a_base_of_slices_a_path_written_twice_and_a_card_in_latin_1_are_underst
         ({"models": ["a"]}, "models"),
         ({"models": [{"model": "a+b+c"}]}, "a.b.c"),
         ({"models": [{"model": "base"}]}, "no model besides its base"),
-        ({"models": [{"model": "."}]}, "one of its models is called ''"),
-        (
-            {"models": None, "slices": slices((0, 4), (4, 5))[:1] + slices((4, 5), base_model="c")},
-            "no",
-        ),
     ],
 )
 def test_a_recipe_that_calibration_cannot_follow_is_refused(tmp_path, changes, said):

@@ -18,11 +18,8 @@ from featcal.models.load import load_vision
 
 TASKS = ("dtd", "mnist")
 FEW = {"adamerging": {"steps": 3}, "wudi": {"steps": 5}}
-WIDE, NAN, WIDER = (
-    head() | {"head/dtd": torch.ones(5, 9)},
-    torch.tensor(torch.nan),
-    torch.ones(8, 33),
-)
+WIDE, NAN = head() | {"head/dtd": torch.ones(5, 9)}, torch.tensor(torch.nan)
+WIDER = torch.ones(8, 33)
 ONE_PASS = ("adamerging", "fisher", "lot", "mats", "regmean", "regmean_plus_plus")
 DATA = [n for n in method_names() if "batches" in method_named(n).needs]
 
@@ -89,7 +86,6 @@ def test_one_expert_is_that_expert(method):
         ("average", {"head": {}}, "FeatCalError", "merge.head.*uses no"),
         ("average", {"experts": {}}, "BadSetting", r"merge\.experts"),
         ("average", {"n_jobs": 0}, "BadSetting", "merge.n_jobs"),
-        ("average", {"n_jobs": "2"}, "BadSetting", "merge.n_jobs"),
         ("average", {"experts": {1: None}}, "BadSetting", r"experts: \[1\] .*by texts"),
         ("average", {"experts": {"": None}}, "BadSetting", r"experts: \[''\] .*by texts"),
         ("regmean", {"batches": None}, "BadSetting", "merge.batches.*must be given"),
@@ -97,12 +93,6 @@ def test_one_expert_is_that_expert(method):
         ("adamerging", {"head": {"head/dtd": torch.ones(5, 8)}}, "MissingTensor", "logit_scale"),
         ("adamerging", {"head": WIDE}, "BadSetting", "head/dtd.*rows? of 8"),
         ("adamerging", {"head": head() | {"logit_scale": NAN}}, "BadSetting", "scale.*one finite"),
-        (
-            "fisher",
-            {"head": head() | {"visual_projection": NAN}},
-            "BadSetting",
-            "projection'.*finite",
-        ),
         ("fisher", {"head": head() | {"visual_projection": WIDER}}, "BadSetting", "33.*32 columns"),
         ("lot", {"base": "clip"}, "BadSetting", "must have texts too.*experts of CLIPVisionModel"),
         ("adamerging", {"head": "nowhere"}, "MissingPath", "nowhere"),

@@ -1,6 +1,5 @@
 """Averaging, task arithmetic and TIES: by hand, on flattened vectors, streamed, and refused."""
 
-import ast
 import shutil
 import weakref
 
@@ -14,7 +13,7 @@ from transformers import ResNetConfig, ResNetModel
 
 import featcal
 from featcal.errors import BadSetting, FeatCalError, MissingTensor, TensorsDiffer
-from featcal.merging import registry, tensors
+from featcal.merging import tensors
 from featcal.merging.merge import merge
 from featcal.merging.methods.entries import ties_tensor as merged_vector
 from featcal.merging.tensors import kth_smallest
@@ -111,29 +110,6 @@ def test_values_that_no_model_can_use_are_not_written(tmp_path, method, settings
     with pytest.raises(FeatCalError, match=f"{method} gives NaN, infinite values or negative var"):
         merge(method, base, experts, out=tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("kind", ["less", "twice", "name", "shape"])
-def test_a_method_must_yield_every_tensor_once(monkeypatch, kind):
-    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
-
-    @registry.method(source="none")
-    def own(job, share: float):
-        first, *others = ((name, share * job.read(name)[0].double()) for name in job.names)
-        wrong = {"less": [], "twice": [first, first], "name": [("a", first[1])]}
-        yield from [*others, *wrong.get(kind, [(first[0], torch.ones(7))])]
-
-    base = checkpoints.vision()
-    with pytest.raises(BadSetting, match="merge.method own: .*must be yielded once"):
-        merge("own", base, [base], share=1.0)
-    with pytest.raises(BadSetting, match="merge.own.*lacks share"):
-        merge("own", base, [base])
-
-
-def test_settings_without_a_default_are_listed(monkeypatch):
-    source = '@method(source="x")\ndef own(job, a: int, b: int = 1): ...'
-    monkeypatch.setattr(registry, "_definitions", lambda: {"own": ("", ast.parse(source).body[0])})
-    assert registry.methods_table() == [("own", "a, b=1", "x")]
 
 
 def vision(seed):
