@@ -174,5 +174,8 @@ def token_weights(
         raise BadSetting("calibrate.token_weights", error, EXPECTED_RULE) from None
     if not (isinstance(w, Tensor) and w.shape == shape):
         raise BadSetting("calibrate.token_weights", type(w).__name__, EXPECTED_RULE)
+    if not (usable := (w >= 0) & w.isfinite()).all():
+        given, expected = f"{w[~usable][0]:g}", "must give finite weights of at least 0"
+        raise BadSetting("calibrate.token_weights", given, expected)
     w = w.to(device=like.device, dtype=like.dtype)
     return w if mask is None else w * mask.to(w)

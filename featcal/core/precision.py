@@ -5,7 +5,8 @@ error of 3e-3 in the weight.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,14 +37,28 @@ def exact_products() -> Iterator[None]:
     TF32 keeps 10 bits of the mantissa; the patch embedding, a convolution, has cuDNN's own switch.
     A caller's autocast would round sums, and no tensor made in its inference mode can be changed.
     """
-    matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    own: Any = torch.backends
+    exact: list[tuple[Any, str, Any]] = [(own.cudnn, "allow_tf32", False)]
+    if hasattr(own.cuda.matmul, "fp32_precision"):  # since torch 2.9, in place of the older ones
+        parts = own.cuda.matmul, own.mkldnn.matmul, own.mkldnn.conv, own.cudnn.conv, own.cudnn.rnn
+        exact += [(part, "fp32_precision", "ieee") for part in parts]
+    before, older = list[tuple[Any, str, Any]](), "highest"
+    with suppress(RuntimeError):  # torch refuses to read older ones where newer ones differ
+        older = torch.get_float32_matmul_precision()
+    for part, name, _ in exact:
+        with suppress(RuntimeError):
+            before.append((part, name, getattr(part, name)))
     cpu, gpu = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
+    on_cpu = torch.get_default_device().type == "cpu"  # a caller's other one is not for our sums
+    device = nullcontext() if on_cpu else torch.device("cpu")
     gradients = torch.is_grad_enabled()  # inference_mode(False) alone turns them on
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
     try:
-        with cpu, gpu, torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        torch.set_float32_matmul_precision("highest")
+        for part, name, value in exact:
+            setattr(part, name, value)
+        with cpu, gpu, device, torch.inference_mode(False), torch.set_grad_enabled(gradients):
             yield
     finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = conv
+        torch.set_float32_matmul_precision(older)
+        for part, name, value in before:
+            setattr(part, name, value)

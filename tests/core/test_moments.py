@@ -1,5 +1,7 @@
 """How much each token counts, and that float32 products with float64 sums are enough."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from tiny import seeded
@@ -9,10 +11,14 @@ from featcal.core.precision import exact_products
 from featcal.core.ridge import RidgeSystem, solve_ridge, task_system
 from featcal.errors import BadSetting
 
+RULES = [lambda name: 1, lambda *_: 1.0, lambda *_: torch.ones(2, 4)]
+RULES += [lambda *_: -torch.ones(2, 5), lambda *_: torch.full((2, 5), torch.nan)]
 
-@pytest.mark.parametrize("rule", [lambda name: 1, lambda *_: 1.0, lambda *_: torch.ones(2, 4)])
+
+@pytest.mark.parametrize("rule", RULES)
 def test_a_rule_that_gives_no_weights_of_the_tokens_is_refused(rule):
-    with pytest.raises(BadSetting, match=r"calibrate\.token_weights.*must be a function"):
+    says = r"calibrate\.token_weights.*must (be a function|give finite weights)"
+    with pytest.raises(BadSetting, match=says):
         token_weights(rule, "mlp.fc1", True, torch.zeros(2, 5, 3), None)
 
 
@@ -57,21 +63,47 @@ def test_float32_products_cost_little_at_the_papers_ridges(ridge, bound):
     assert (solved(torch.float32, ridge) - exact).norm() / exact.norm() < bound
 
 
-@pytest.mark.parametrize("own", [("high", True), ("highest", False), ("medium", True)])
+CUDNN, CUDA, MKLDNN = torch.backends.cudnn, torch.backends.cuda.matmul, torch.backends.mkldnn
+NEWER = (CUDNN.conv, CUDNN.rnn, CUDA, MKLDNN.matmul, MKLDNN.conv)
+SWITCHES = [("high", True), ("highest", False), ("medium", True)]
+SWITCHES += [
+    (CUDNN.conv, "ieee"),
+    (CUDA, "tf32"),
+    (MKLDNN.matmul, "bf16"),
+    (torch.backends, "tf32"),
+]
+
+
+def precisions():
+    """What the switches say; older ones cannot be read where a newer one contradicts them."""
+    read = [part.fp32_precision for part in NEWER]
+    for older in (torch.get_float32_matmul_precision, lambda: CUDNN.allow_tf32):
+        with suppress(RuntimeError):
+            read.append(older())
+    return read
+
+
+@pytest.mark.parametrize("own", SWITCHES, ids=str)
 def test_tf32_is_off_inside_and_restored_after_an_exception(own):
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision(own[0])
-    torch.backends.cudnn.allow_tf32 = own[1]
+    before = precisions()
+    if isinstance(own[0], str):
+        torch.set_float32_matmul_precision(own[0])
+        CUDNN.allow_tf32 = own[1]
+    else:
+        own[0].fp32_precision = own[1]
+    changed = precisions()
     try:
         with pytest.raises(KeyError), exact_products():
-            assert torch.get_float32_matmul_precision() == "highest"
-            assert not torch.backends.cudnn.allow_tf32
-            assert not torch.backends.cuda.matmul.allow_tf32
+            assert precisions() == ["ieee"] * 5 + ["highest", False] and not CUDA.allow_tf32
             raise KeyError
-        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == own
+        assert changed != before and precisions() == changed
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        torch.backends.fp32_precision = "none"
+        torch.set_float32_matmul_precision(before[5])
+        CUDNN.allow_tf32 = before[6]
+        for part, value in zip(NEWER, before, strict=False):
+            part.fp32_precision = value
+    assert precisions() == before
 
 
 def half_moments(dtype, device="cpu", w=None, data=torch.bfloat16):
