@@ -208,7 +208,7 @@ def calibration_card(
 
     models = {"base": base, "merged model": merged}
     models |= {f"expert {task}": experts[task] for task in sorted(experts)}
-    merged_by, class_name = None, type(merged).__name__
+    merged_by, class_name = None, type(result.model).__name__
     if isinstance(merged, str | Path):
         folder, recipe = Path(merged), None
         with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # not mergekit's

@@ -1,5 +1,6 @@
 """The mistakes a user can make, one class per way out. Any other exception is a bug of ours."""
 
+import copyreg
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -19,9 +20,9 @@ class FeatCalError(Exception):
         first = f"{location}: {problem}." if problem else str(location)
         super().__init__("\n  - ".join([first, *ways_out]))
 
-    def __reduce__(self) -> tuple[type, tuple[str]]:
-        """Pickle the message only, as subclasses take other arguments."""
-        return FeatCalError, (str(self),)
+    def __reduce__(self) -> tuple[Any, tuple[type, str]]:
+        """Pickle class and message only, as subclasses take other arguments."""
+        return copyreg.__newobj__, (type(self), str(self))  # type: ignore[attr-defined]
 
 
 def nearest(word: str, known: Collection[str]) -> str:

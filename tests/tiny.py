@@ -60,6 +60,15 @@ def images(seed, count=6, batch=3, dtype=torch.float64, size=16):
     return [{"pixel_values": part} for part in x.split(batch)]
 
 
+def refilled(batches):
+    """Batches that are one mapping and its tensors, filled again for each."""
+    same = {}
+    for batch in batches:
+        for name, x in batch.items():
+            same.setdefault(name, torch.empty_like(x)).copy_(x)
+        yield same
+
+
 def experiment(dtype=torch.float64, tasks=TASKS, count=6, batch=3, build=clip):
     """Arguments of `featcal.calibrate`: base, experts, their average and batches."""
     base = build(dtype=dtype)

@@ -20,6 +20,7 @@ from featcal.calibration.features import (
     encoder_outputs,
     features_by_task,
     fingerprint,
+    lasting,
 )
 from featcal.calibration.observe import (
     BlockMoments,
@@ -44,7 +45,7 @@ from featcal.core.ridge import (
     task_halves,
     task_system,
 )
-from featcal.errors import BadBatches, BadCapture
+from featcal.errors import BadBatches, BadCapture, SingularGram
 from featcal.models.batch import Batch, Batches, TaskBatches
 from featcal.models.blocks import step
 from featcal.models.modules import (
@@ -198,7 +199,7 @@ def add_task_systems(
         systems.sites[site] = list(map(iadd, known, shares)) if known else shares
     for name, norm_moments in moments.norms.items():
         norm = teacher.get_submodule(name)
-        gain, n = norm.get_parameter("weight").detach(), sum(part.weight for part in norm_moments)
+        gain, n = norm.get_parameter("weight").detach(), sum(part[2, 0] for part in norm_moments)
         norm_shares = [norm_system(part, gain, shift_of(norm), n) for part in norm_moments]
         before = systems.norms.get(name)
         systems.norms[name] = list(map(add, before, norm_shares)) if before else norm_shares
@@ -212,7 +213,7 @@ def solve_systems(
     The systems are consumed. Returns: each site's conditioning. Raises: SingularGram.
     """
     systems, settings, solutions = ranks.summed(systems), spec.settings, {}
-    rho = settings.anchor_blend
+    rho, unsolved = settings.anchor_blend, None
     for site in list(systems.sites):
         A, a = anchors(student, base, site, rho)  # (o, d), (o,)
         parts, affine = systems.sites.pop(site), affine_of(student, site, settings)
@@ -224,8 +225,11 @@ def solve_systems(
             solutions[site] = Solution(A.contiguous(), a, 1.0)
             continue
         system = eliminate_bias(parts[0], a, ridge) if affine == "joint" else parts[0]
-        solutions[site] = solve_ridge(system, A, a, ridge, site=f"{spec.name}.{'+'.join(site)}")
-    solutions = ranks.shared(solutions)
+        try:
+            solutions[site] = solve_ridge(system, A, a, ridge, site=f"{spec.name}.{'+'.join(site)}")
+        except SingularGram as error:  # other processes wait for the solution
+            unsolved = unsolved or error
+    solutions = ranks.shared(solutions, unsolved)
     for site, solution in solutions.items():
         bias = solution.bias if settings.bias else None
         load_side_by_side([student.get_submodule(n) for n in site], solution.weight, bias)
@@ -240,6 +244,8 @@ def solve_systems(
             sums = norm_parts[0] + norm_parts[1]
             ridge = norm_ridge_by_halves(norm_parts, *anchors_of_norm)
         new = anchors_of_norm if ridge == inf else solve_norm(sums, *anchors_of_norm, ridge)
+        if not sums.isfinite().all():
+            raise SingularGram(f"{spec.name}.{name}", ridge, len(gain))
         gain.copy_(new[0])
         if shift is not None and new[1] is not None:
             shift.copy_(new[1])
@@ -305,7 +311,7 @@ class BatchStream:
     """Batches of one task, read once and digested; kept for plans with several stacks."""
 
     def __init__(self, batches: Batches, plan: BlockPlan, spool: Spool):
-        self._batches, self.digest = iter(batches), Digest()
+        self._batches, self.digest = iter(lasting(batches)), Digest()
         self._kept = SpooledList(spool) if len(plan.stacks) > 1 else None
 
     def head(self) -> list[Batch]:

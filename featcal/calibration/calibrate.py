@@ -98,7 +98,7 @@ def calibrate(
     made = work and (not given.is_dir() or (given.name and any(given.iterdir())))  # by a run
     with ranks.fail_together(), ExitStack() as opened:
         check_tasks(experts, batches)
-        check_arguments(settings, labels or {}, host_memory)
+        check_arguments(settings, labels or {}, plan, host_memory)
         choose.check_labels(labels or {}, experts)
         if out is not None:
             require_apart("out", out, (merged, base, *experts.values()))
@@ -148,8 +148,15 @@ def calibrate(
                 choice, before_kl = best_candidate(run, folder, few, unseen, labels)
                 batches = {**batches, **many}
             student.settings = choice.settings or models.settings
-        if choice is None or choice.settings:
-            sweep(run, [student], batches)
+        try:
+            if choice is None or choice.settings:
+                sweep(run, [student], batches)
+        except SingularGram:
+            if choice is None:
+                raise
+            reason = f"with all samples {choice.chosen} has no finite solution"
+            sentence = f"Kept the merged model: {reason}."
+            choice = replace(choice, chosen=choose.MERGED, sentence=sentence, settings=None)
         after = calibrated_handle(models, student)
         if choice and choice.settings and choice.divergence:
             # where samples are few, the last calibration has seen those that were held out
@@ -205,8 +212,6 @@ def best_candidate(
             try:
                 sweep_solvable(run, [students[name] for name in names], few)
             except SingularGram:  # one overflows: without it, each of the others is swept alone
-                if ranks.world > 1:  # other processes wait for the solution
-                    raise
                 tried = [(name, students.pop(name)) for name in names]
                 for name, one in tried if len(tried) > 1 else ():
                     students[name] = replace(one, handle=models.student_copy(), blocks=[])
@@ -214,7 +219,8 @@ def best_candidate(
         handles = {name: calibrated_handle(models, one) for name, one in students.items()}
         handles = {choose.MERGED: models.merged} | handles
         by_task = ranks.gathered(choose.divergences(models, handles, unseen, few, labels))
-    choice = choose.choose(by_task, {name: one.settings for name, one in students.items()})
+    used = {name: one.settings for name, one in students.items()}
+    choice = choose.choose(by_task, {**choose.CANDIDATES, **used})
     return choice, {task: {choose.MERGED: own[choose.MERGED]} for task, own in by_task.items()}
 
 
@@ -269,16 +275,16 @@ def check(
         own(run, [Student(models.student, models.settings)], samples)
 
 
-def check_arguments(
-    settings: choose.CalibrationOrAuto, labels: Mapping[str, Tensor], host_memory: int | None
-) -> None:
+def check_arguments(settings: object, labels: object, plan: object, host_memory: object) -> None:
     """Raise BadSetting for arguments of `calibrate` that cannot be used."""
     given, expected = type(settings).__name__, 'must be "auto" or a featcal.Calibration'
     require(isinstance(settings, Calibration) or settings == "auto", "settings", given, expected)
     expected = "is for the choice of settings; leave labels or settings out"
-    require(settings == "auto" or not labels, "labels", ", ".join(labels), expected)
-    expected = "must be a number of bytes, at least 0"
-    require(host_memory is None or host_memory >= 0, "host_memory", host_memory, expected)
+    require(settings == "auto" or not labels, "labels", type(labels).__name__, expected)
+    given, expected = type(plan).__name__, "must be a featcal.BlockPlan"
+    require(plan is None or isinstance(plan, BlockPlan), "plan", given, expected)
+    number = host_memory is None or (isinstance(host_memory, int) and host_memory >= 0)
+    require(number, "host_memory", host_memory, "must be a number of bytes, at least 0")
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:

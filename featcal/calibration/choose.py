@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, normalize, pad
 
-from featcal.calibration.features import NO_SAMPLES, Models
+from featcal.calibration.features import NO_SAMPLES, Models, lasting
 from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.moments import token_weights
@@ -134,7 +134,7 @@ def split(batches: TaskBatches, models: Models, spool: Spool) -> dict[str, tuple
     """Return each task's parts, or None if one has too few. Iterators are read into the spool."""
     parts = {}
     for task, expert in models.experts.items():
-        given = batches[task]
+        given = lasting(batches[task])
         own = given if isinstance(given, Sequence) else SpooledList(spool, given)
         for number, batch in enumerate(own):
             check_batch(task, number, batch, expert.module)
@@ -167,7 +167,8 @@ def divergences(
         )
         how = models.plan, pooling, lacks_head
         kl: dict[str, list[float]] = {name: [] for name in students}
-        features: dict[str, list[Tensor]] = {name: [] for name in (task, *students)}
+        features: dict[str, list[Tensor]] = {name: [] for name in students}
+        expert_features: list[Tensor] = []
         with evaluation_mode([handle.module for handle in students.values()]):
             for number, batch in enumerate(samples):
                 with naming(task, number), expert.running() as teacher:
@@ -180,14 +181,14 @@ def divergences(
                                 rows = kl_and_top1(*scores)[0].split(ours.sizes.tolist())
                                 kl[name] += [float(r.mean()) if len(r) else 0.0 for r in rows]
                         features[name].append(ours.features(theirs))
-                    features[task].append(theirs.features(ours))
+                    expert_features.append(theirs.features(ours))
             if classes is None and not all(kl.values()):
                 with expert.running() as teacher:
-                    for batch in seen[task]:
-                        features[task].append(answers(teacher, batch, *how).features(ours))
+                    own = (answers(teacher, batch, *how) for batch in seen[task])
+                    expert_features += [theirs.features(ours) for theirs in own]
         for name in students:
             if not kl[name]:
-                both = torch.cat(features[name]), torch.cat(features[task])
+                both = torch.cat(features[name]), torch.cat(expert_features)
                 kl[name] = relational_divergence(*both, classes).tolist()
             if not torch.tensor(kl[name]).isfinite().all():
                 if name == MERGED:
@@ -199,11 +200,14 @@ def divergences(
 
 def check_labels(labels: Mapping[str, Tensor], tasks: Collection[str]) -> None:
     """Raise UnknownKey or BadSetting unless these are matrices of known tasks' classes."""
-    expected = "must be a matrix with a row for each of at least two classes"
+    require(isinstance(labels, Mapping), "labels", type(labels).__name__, "must be a dictionary")
+    expected = "must be a finite matrix with a row for each of at least two classes"
     for task, classes in labels.items():
         if task not in tasks:
             raise UnknownKey("labels", task, tasks)
-        require(classes.ndim == 2 and len(classes) > 1, "labels", [*classes.shape], expected)
+        given = torch.as_tensor(classes)
+        fits = given.dim() == 2 and len(given) > 1 and given.isfinite().all()
+        require(bool(fits), f"labels[{task!r}]", [*given.shape], expected)
 
 
 def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = None) -> Tensor:
@@ -211,6 +215,7 @@ def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = Non
 
     f (n, d), f_exp (n or more, d).   Raises: BadSetting for classes of another width.
     """
+    classes = None if classes is None else torch.as_tensor(classes)
     width = f.shape[1] if classes is None else classes.shape[1]
     expected = f"must be rows of the features' width {f.shape[1]}"
     require(width == f.shape[1], "labels", f"rows of {width}", expected)
@@ -219,7 +224,7 @@ def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = Non
 
     def cosines(rows: Tensor) -> Tensor:
         if classes is not None:
-            return rows @ torch.as_tensor(classes).to(rows).T
+            return rows @ classes.to(rows).T
         return (rows @ expert.T)[others].view(len(rows), -1)
 
     theirs = cosines(expert[: len(unit)])
@@ -232,7 +237,8 @@ def choose(
     by_task: Mapping[str, Mapping[str, Sequence[float]]], settings: Mapping[str, Calibration]
 ) -> Choice:
     """Choose the model of least mean divergence among those that are worse than the merged one on
-    no task by more than two paired standard errors. Reject models with infinite divergence.
+    no task by more than two paired standard errors. Name those of `settings` without a divergence,
+    or with an infinite one, as left out.
     """
     divergence: dict[str, dict[str, float]] = {}
     allowed, tasks = [], by_task.values()
@@ -246,11 +252,14 @@ def choose(
         if not worse:
             allowed.append(name)
     chosen = min(allowed, key=lambda name: sum(divergence[name].values()))
+    reason = "its answers were nearest to the experts' on held-out samples"
+    sentence = f"Calibrated with {chosen}: {reason}."
     if chosen == MERGED:
         reason = f"calibration did not help on held-out samples of {', '.join(by_task)}"
-        return Choice(MERGED, f"Kept the merged model: {reason}.", None, divergence)
-    reason = "its answers were nearest to the experts' on held-out samples"
-    return Choice(chosen, f"Calibrated with {chosen}: {reason}.", settings[chosen], divergence)
+        sentence = f"Kept the merged model: {reason}."
+    if left_out := [name for name in settings if name not in divergence]:
+        sentence += f" Left out, as weights or answers are not finite: {', '.join(left_out)}."
+    return Choice(chosen, sentence, settings.get(chosen), divergence)
 
 
 def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:

@@ -5,17 +5,20 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+from transformers.pytorch_utils import Conv1D
 
 from featcal.calibration.scratch import Digest, Spool, SpooledList
 from featcal.core.moments import Drift
-from featcal.errors import BadBatches, BadPlan
+from featcal.errors import BadBatches, BadPlan, TensorsDiffer
 from featcal.models.batch import (
     PROVING,
     Batch,
@@ -97,12 +100,14 @@ def open_models(
 
     Folders are streamed; the merged one is loaded `whole` to be returned. Modules are copied.
     """
-    first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else torch.empty(0)
+    none = torch.empty(0, dtype=torch.float32)
+    first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else none
     if first is None:
         raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks")
     target, dtype = torch_device(device or first.device), dtype or first.dtype
     expected = "must be a floating-point type, such as torch.float32"
-    require(dtype.is_floating_point, "calibrate.dtype", str(dtype), expected)
+    floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    require(floating, "calibrate.dtype", str(dtype), expected)
     experts = {
         task: dense_model(base, expert).to(target, dtype) if is_adapter(expert) else expert
         for task, expert in sorted(experts.items())
@@ -113,7 +118,7 @@ def open_models(
         return StreamedModel(folder, paths, dtype, target, like=like)
 
     if isinstance(merged, nn.Module):
-        before: ModelHandle = InMemoryModel(without_adapters(merged))
+        before: ModelHandle = InMemoryModel(plain_module(merged))
         student: ModelHandle = InMemoryModel(copy.deepcopy(before.module))
     else:
         before = student = streamed(merged)
@@ -124,7 +129,7 @@ def open_models(
     def opened(model: Model) -> ModelHandle:
         """Return the base or an expert; only its tower if its head differs from the student's."""
         if isinstance(model, nn.Module):
-            plain = without_adapters(model)
+            plain = plain_module(model)
             tower = getattr(plain, "base_model", plain)
             return InMemoryModel(tower if type(tower) is kind else plain)
         own = model_class(model)
@@ -138,6 +143,10 @@ def open_models(
     require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
     for name, handle in handles.items():
         handle.check_finite(name)
+        types = [next(one.module.parameters()).dtype for one in (student, handle)]
+        if len({*types}) == 2 and torch.float64 in types and handle is not others[0]:
+            way_out = "give modules of one precision: model.float() or model.double()"
+            raise TensorsDiffer("the precision", labels[0], types[0], name, types[1], way_out)
         kind = type(handle.module)
         whole_model = isinstance(handle, StreamedModel) and model_class(handle.folder) is kind
         if whole_model and handle.ignored:
@@ -155,6 +164,28 @@ def open_models(
     check_blocks(student.module, plan, used.norm, used.modules)
     own = dict(zip(experts, others[1:], strict=True))
     return Models(student, before, others[0], own, plan, target, dtype, used)
+
+
+def plain_module(module: nn.Module) -> nn.Module:
+    """Return a module without adapters and wrappers. Raises: BadPlan for parts it cannot solve."""
+    parallel = nn.DataParallel, nn.parallel.DistributedDataParallel
+    while isinstance(module, parallel) or hasattr(module, "_orig_mod"):  # of torch.compile
+        module = module.module if isinstance(module, parallel) else module._orig_mod
+    plain: nn.Module = without_adapters(module)
+    for name, part in plain.named_modules():
+        linear = isinstance(part, nn.Linear | Conv1D)
+        if (linear and not isinstance(part.weight, nn.Parameter)) or hasattr(part, "_orig_mod"):
+            problem = f"{name} is compiled by itself, or computes its weight, as after pruning"
+            raise BadPlan(type(plain).__name__, problem, "give the model as it was before that")
+    return plain
+
+
+def lasting(batches: Batches) -> Batches:
+    """Return batches that stay as they are: an iterator may fill the same tensors again."""
+    if isinstance(batches, Sequence):
+        return batches
+    copy_of: Any = partial(tree_map_only, Tensor, Tensor.clone)
+    return (copy_of(dict(one)) if isinstance(one, Mapping) else one for one in batches)
 
 
 def check_plan(models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]) -> Batch:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import add
 
 import torch
 from torch import Tensor, nn
 
 from featcal.calibration.features import StudentTeacherFeatures
 from featcal.core.moments import Moments, TokenRule, token_weights
-from featcal.core.norm import NormMoments, NormSystem
+from featcal.core.norm import NormSystem, norm_sums
 from featcal.core.precision import HALF, product, wide
 from featcal.core.ridge import RidgeSystem
 from featcal.errors import BadCapture, BadSetting
@@ -72,7 +73,7 @@ class BlockMoments:
 
     tokens: int  # of the task, without padding
     sites: dict[Site, list[Moments]] = field(default_factory=dict)
-    norms: dict[str, list[NormMoments]] = field(default_factory=dict)
+    norms: dict[str, list[Tensor]] = field(default_factory=dict)  # of `norm_sums`
     expert_tokens: Counter[str] = field(default_factory=Counter)  # of a mixture, without padding
 
 
@@ -168,11 +169,10 @@ def add_batch(
         add_site(moments, site, teacher, captured, ws, spec.settings.interpolation)
     for name in spec.norms:
         x = x_cal[name]
-        if name not in moments.norms:
-            moments.norms[name] = [NormMoments.zero(x.shape[-1], x.device) for _ in parts]
         z = normalised(student.get_submodule(name), wide(x)).flatten(0, -2)
-        for sums, weigh in zip(moments.norms[name], parts, strict=True):
-            sums.add(z, weigh(name, x).flatten())
+        sums = [norm_sums(z, weigh(name, x).flatten()) for weigh in parts]
+        known = moments.norms.get(name)
+        moments.norms[name] = list(map(add, known, sums)) if known else sums
         del x, z
     for expert, rows in expert_rows.items():
         counted = rows if mask is None else mask.flatten()[rows].nonzero()

@@ -17,7 +17,7 @@ from torch import Tensor
 from featcal.calibration.observe import Site, Systems
 from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import Solution
-from featcal.errors import BadCapture, RankLostError, RemoteRankError
+from featcal.errors import BadCapture, RankLostError, RemoteRankError, SingularGram
 from featcal.settings import require
 
 T = TypeVar("T")
@@ -67,12 +67,19 @@ class Ranks:
             norms[:] = [self.transfer(dist.all_reduce, norm) for norm in norms]
         return systems
 
-    def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
-        """Return the solutions of all sites, each broadcast from the process that solved it."""
+    def shared(
+        self, solutions: dict[Site, Solution], unsolved: SingularGram | None
+    ) -> dict[Site, Solution]:
+        """Return the solutions of all sites, each broadcast from the process that solved it.
+
+        unsolved: the error of a site of this process. Raises: SingularGram, in all processes.
+        """
+        shapes = {site: (one.weight.shape, one.conditioning) for site, one in solutions.items()}
+        gathered, errors = zip(*self.all_gather_checked((shapes, unsolved)), strict=True)
+        for error in filter(None, errors):
+            raise error
         if self.world == 1:
             return solutions
-        shapes = {site: (one.weight.shape, one.conditioning) for site, one in solutions.items()}
-        gathered = self.all_gather_checked(shapes)
         owner_of = {site: owner for owner, theirs in enumerate(gathered) for site in theirs}
         everywhere = {}
         for site, owner in sorted(owner_of.items()):

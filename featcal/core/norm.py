@@ -6,7 +6,6 @@ Legend: n tokens · d features · w token weights.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,43 +18,31 @@ from featcal.core.ridge import EPS, lowest
 NormSystem = Tensor
 
 
-@dataclass
-class NormMoments:
-    """Sums over the tokens of one task (Eq. 56, before the division by n)."""
+def norm_sums(z: Tensor, w: Tensor) -> Tensor:
+    """Return Σ w z, Σ w z² and Σ w over n tokens of one task (Eq. 56, before the division by n).
 
-    z: Tensor  # (d,)  Σ w z
-    zz: Tensor  # (d,)  Σ w z²
-    weight: Tensor  # ()  Σ w
-
-    @classmethod
-    def zero(cls, d: int, device: torch.device | str = "cpu") -> "NormMoments":
-        """Return the moments of no tokens."""
-        z = torch.zeros(d, dtype=SUM_DTYPE, device=device)
-        return cls(z, z.clone(), torch.zeros((), dtype=SUM_DTYPE, device=device))
-
-    def add(self, z: Tensor, w: Tensor) -> None:
-        """Add n tokens: z (n, d), normalised without scale and shift, and their weights w (n,)."""
-        self.z += w @ z
-        self.zz += w @ (z * z)
-        self.weight += w.sum(dtype=SUM_DTYPE)
+    z (n, d), normalised without scale and shift; w (n,).   Returns: (3, d), which adds over batches.
+    """
+    rows = w @ z, w @ (z * z), w.sum(dtype=SUM_DTYPE).expand(z.shape[1])
+    return torch.stack([row.to(SUM_DTYPE) for row in rows])
 
 
 def norm_system(
-    moments: NormMoments, gain: Tensor, shift: Tensor | None, whole: Tensor | None = None
+    sums: Tensor, gain: Tensor, shift: Tensor | None, whole: Tensor | None = None
 ) -> NormSystem:
     """Return one task's share of Eq. 58, zero without tokens; every task has weight 1, no ω.
 
+    sums: of `norm_sums`, (3, d).
     gain, shift: γ and β (d,) of the task's expert; shift is None for RMSNorm.
-    whole: n of the task, if `moments` cover only some of its samples.
+    whole: n of the task, if `sums` cover only some of its samples.
     """
-    n = moments.weight if whole is None else whole
+    n = sums[2, 0] if whole is None else whole
     if n == 0:
         return torch.zeros(5, len(gain), dtype=SUM_DTYPE, device=gain.device)
     gain = gain.to(SUM_DTYPE)
     shift = torch.zeros_like(gain) if shift is None else shift.to(SUM_DTYPE)
-    z, q, share = moments.z / n, moments.zz / n, moments.weight / n  # (d,), (d,), ()  Eq. 56
-    right = q * gain + z * shift, z * gain + share * shift
-    return torch.stack([q, z, *right, share.expand_as(z)])
+    z, q, share = sums / n  # (d,), (d,), (d,)  Eq. 56
+    return torch.stack([q, z, q * gain + z * shift, z * gain + share * shift, share])
 
 
 def solve_norm(

@@ -13,7 +13,7 @@ small; halves of whole samples do not.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, nan
 
 import torch
 from torch import Tensor
@@ -235,7 +235,7 @@ def ridge_by_halves(halves: Sequence[RidgeSystem], A: Tensor, a: Tensor, affine:
             left.diagonal().add_(ridge)
             factor = cholesky(left)
             if factor is None:
-                return inf
+                return inf if S.diagonal().isfinite().all() else nan
             step = torch.cholesky_solve(R, factor)  # (d, o)  Δᵀ
             total += float((step * (S_held_out @ step - 2 * R_held_out)).sum())
         return total

@@ -219,6 +219,8 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
             raise BadPlan(name, problem, CHOOSE_BLOCKS) from error
     for stack in plan.stacks:
         own = list(features[stack.name].values())[-1]
+        if not own.isfinite().all():
+            raise ValueError(f"the output of {stack.blocks!r} is NaN or infinite")
         difference = float((replayed[stack.name] - own).abs().max())
         if not difference <= ROUNDING * float(own.abs().max()):
             by = f"the model's own forward by {difference:.3g}"

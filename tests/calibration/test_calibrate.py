@@ -10,14 +10,14 @@ import plain
 import pytest
 import torch
 from families import FAMILIES
-from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits
+from tiny import PAPER, TASKS, clip, difference, experiment, images, refilled, same_bits
 
 import featcal.calibration.observe as observe
 import featcal.models.load
 from featcal import BlockPlan, Calibration, Stack, calibrate
 from featcal.card import BlockRecord
 from featcal.core.moments import every_token
-from featcal.errors import BadBatches, NotFinite
+from featcal.errors import BadBatches, BadPlan, BadSetting, NotFinite, SingularGram, TensorsDiffer
 from featcal.models.load import load_vision
 from reproduction.stages.measure import model_drift
 
@@ -49,10 +49,36 @@ def test_order_of_tasks_and_batches_from_generators_change_no_bit():
     first, *others = (
         calibrate(**one, settings=PAPER) for one in (given, turned, given | {"batches": streams})
     )
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+    elsewhere = torch.device("meta"), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)
+    with elsewhere[0], elsewhere[1], elsewhere[2]:
         others.append(calibrate(**given, settings=PAPER))
     for other in others:
         assert same_bits(first.model, other.model) and first.blocks == other.blocks
+
+
+@pytest.mark.parametrize("name", ["t5", "llama", "auto"])
+def test_batches_that_are_filled_again_and_again_change_no_bit(name):
+    """They would be kept as masks, for a second stack, or for the choice of settings."""
+    auto = name == "auto"
+    given = experiment(count=16, batch=8) if auto else families.experiment(FAMILIES[name])
+    given["settings"] = "auto" if auto else PAPER
+    streams = {task: refilled(batches) for task, batches in given["batches"].items()}
+    first, other = (calibrate(**given | more).model for more in ({}, {"batches": streams}))
+    assert same_bits(first, other)
+
+
+def test_wrapped_modules_are_calibrated_as_they_are_and_computed_weights_refused():
+    given, norm = experiment(), torch.nn.utils.parametrizations.weight_norm
+    first = calibrate(**given, settings=PAPER)
+    for wrap in (torch.compile, torch.nn.DataParallel):
+        wrapped = given | {role: wrap(given[role]) for role in ("merged", "base")}
+        wrapped["experts"] = {task: wrap(expert) for task, expert in given["experts"].items()}
+        result = calibrate(**wrapped, settings=PAPER)
+        assert type(result.model) is type(first.model) and same_bits(result.model, first.model)
+    given["experts"]["dtd"].encoder.layers[1] = torch.compile(clip().encoder.layers[1])
+    assert "encoder.layers.1 is compiled by itself" in refused(BadPlan, given)
+    norm(given["merged"].encoder.layers[0].mlp.fc1)
+    assert "encoder.layers.0.mlp.fc1 is compiled by itself, or computes" in refused(BadPlan, given)
 
 
 def test_given_models_and_weights_outside_the_blocks_are_not_modified():
@@ -156,7 +182,8 @@ def pixels(*shape, value=0.0):
         ([pixels(0, 3, 16, 16)], "empty"),
         (pixels(1), "expected a list"),
         ([torch.zeros(1, 3, 16, 16)], "expected a mapping"),
-        ([{"pixels": torch.zeros(1)}], "batch 0 has no 'pixel_values' (it holds: pixels)"),
+        ([{"pixels": torch.zeros(1)}], "no tensor 'pixel_values' (it holds: pixels, a Tensor)"),
+        ([{"pixel_values": np.zeros((8, 3, 16, 16))}], "it holds: pixel_values, a ndarray"),
         ([pixels(1, 3, 9, 9)], "batch 0 is refused by the model"),
         ([*images(1), pixels(1, 3, 16, 16, value=torch.inf)], "batch 2 holds NaN or Inf"),
         (None, "['svhn']: is missing for the expert of that name; did you mean 'svnh'"),
@@ -170,6 +197,27 @@ def test_unusable_batches_name_the_task_and_what_is_wrong(bad, says, settings):
         given["batches"]["svhn"] = bad
     message = refused(BadBatches, given, PAPER if "refused" in says else settings)
     assert "svhn" in message and says in message
+
+
+def test_arguments_of_another_kind_are_refused():
+    given, wrong = experiment(), {"plan": "encoder.layers", "dtype": "float32", "host_memory": "1"}
+    for name, value in (wrong | {"labels": [1]}).items():
+        with pytest.raises(BadSetting, match=name):
+            calibrate(**given, **{name: value})
+    numbered = {part: dict(enumerate(given[part].values())) for part in ("experts", "batches")}
+    assert "experts: 0 cannot be used" in refused(BadSetting, given | numbered)
+    given = families.experiment(FAMILIES["bert"])
+    given["experts"]["b"].float()
+    assert "float64 in merged, but torch.float32 in expert 'b'" in refused(TensorsDiffer, given)
+
+
+@pytest.mark.parametrize("more", [{}, {"ridge": "auto"}, {"ridge": "auto", "order": "sites"}])
+def test_features_that_overflow_after_the_first_batch_have_no_solution(more):
+    given = experiment()
+    given["batches"]["svhn"][1]["pixel_values"][0] = 1e308
+    assert "no finite solution" in refused(SingularGram, given, PAPER.but(**more))
+    given["batches"]["dtd"][0]["pixel_values"][0] = 1e308
+    assert "'encoder.layers' is NaN" in refused(BadBatches, given, PAPER.but(**more))
 
 
 def test_samples_without_tokens_or_halves_are_refused():

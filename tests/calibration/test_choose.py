@@ -126,10 +126,35 @@ def test_a_candidate_that_overflows_is_left_out(layers, few, monkeypatch):
     given = experiment(torch.float32, ["a", "b"], 16, 8, partial(clip, num_hidden_layers=layers))
     expected = calibrate(**given)
     monkeypatch.setattr(choose, "CANDIDATES", {"far": PAPER.but(anchor_blend=1e300)} | FEW)
-    assert same_bits(calibrate(**given).model, expected.model)
+    result = calibrate(**given)
+    assert same_bits(result.model, expected.model)
+    left_out = " Left out, as weights or answers are not finite: far."
+    assert result.choice.sentence == expected.choice.sentence + left_out
     given["experts"]["a"].post_layernorm.bias.data[0] = torch.inf
     with pytest.raises(FeatCalError, match="experts?.*a"):
         calibrate(**given)
+
+
+@pytest.mark.parametrize("settings", FEW.values(), ids=FEW)
+def test_a_candidate_that_overflows_on_all_samples_is_not_used(settings, monkeypatch):
+    monkeypatch.setattr(choose, "CANDIDATES", {"far": settings})
+    given = experiment(count=48, batch=16)
+    unseen = (~parts_of(48)[0] & parts_of(48)[1]).nonzero()[-1]
+    given["batches"]["svhn"][2]["pixel_values"][unseen - 32] = 1e308
+    result = calibrate(**given)
+    assert same_bits(result.model, given["merged"]) and not result.blocks
+    assert "with all samples far has no finite solution" in result.choice.sentence
+
+
+@pytest.mark.parametrize("name", ["merged", "paper", "calibrated"])
+def test_tasks_may_have_the_names_of_candidates(name, few):
+    divergences = []
+    for task in (name, "task"):
+        given = experiment(torch.float32, tasks=[task], count=16, batch=8)
+        divergences.append(calibrate(**given).choice.divergence)
+    assert [own[name] for own in divergences[0].values()] == [
+        o["task"] for o in divergences[1].values()
+    ]
 
 
 def test_a_result_that_fails_the_last_check_is_not_used(tmp_path, few, monkeypatch):

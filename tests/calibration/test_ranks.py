@@ -38,14 +38,16 @@ EXPERIMENTS = {
     "t5": lambda: families.experiment(families.FAMILIES["t5"], experts=("a", "b")),
     "beyond": lambda: tiny.experiment(count=20) | {"settings": BEYOND},
     "auto": lambda: tiny.experiment(count=32, batch=8) | {"settings": "auto"},
+    "overflow": lambda: tiny.experiment(count=32, batch=8) | {"settings": "auto"},
 }
 
 
-def calibrated(given):
+def calibrated(given, name):
     """Tensors and records; T5's norms compute in float64 throughout."""
     with pytest.MonkeyPatch.context() as patch:
         families.without_float32(patch, given["base"])
         few = {"paper": tiny.PAPER, "stream": choose.STREAM.but(anchor_blend=2.0)}
+        few |= {"far": tiny.PAPER.but(anchor_blend=1e300)} if name == "overflow" else {}
         patch.setattr(choose, "CANDIDATES", few)
         result = calibrate(**{"settings": tiny.PAPER} | given)
     assert result.blocks
@@ -63,7 +65,7 @@ def calibrate_own(name, ranks, folder):
     given = EXPERIMENTS[name]()
     for task in set(given["experts"]) - set(ranks.mine(given["experts"])):
         given["experts"][task], given["batches"][task] = Path("is not there"), untouched()
-    tensors, blocks = calibrated(given)
+    tensors, blocks = calibrated(given, name)
     save_file(tensors, folder / f"{ranks.rank}.safetensors")
     return blocks
 
@@ -82,7 +84,7 @@ def test_several_processes_agree_bit_by_bit_and_with_one_process(name, tmp_path)
     assert all("result" in end and end == ends[0] for end in ends), ends
     first, *others = (load_file(tmp_path / f"{rank}.safetensors") for rank in range(world))
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)
-    tensors, blocks = calibrated(EXPERIMENTS[name]())
+    tensors, blocks = calibrated(EXPERIMENTS[name](), name)
     for name, tensor in tensors.items():
         torch.testing.assert_close(tensor, first[name], rtol=0, atol=1e-12)
     assert_same_records(ends[0]["result"], blocks)

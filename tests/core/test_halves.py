@@ -8,7 +8,7 @@ import torch
 from tiny import seeded
 
 from featcal.core.moments import Moments
-from featcal.core.norm import NormMoments, norm_ridge_by_halves, norm_system, solve_norm
+from featcal.core.norm import norm_ridge_by_halves, norm_sums, norm_system, solve_norm
 from featcal.core.ridge import eliminate_bias, ridge_by_halves, solve_ridge, task_halves
 
 ALPHA = 0.7
@@ -112,12 +112,10 @@ def test_norms_are_chosen_by_the_error_on_the_other_half(with_shift):
     g = seeded(3)
     z = torch.randn(30, 8, generator=g, dtype=torch.float64) + 0.2
     gain, shift = torch.rand(2, 8, generator=g, dtype=torch.float64)
-    parts = [NormMoments.zero(8) for _ in range(2)]
-    for half, m in enumerate(parts):
-        m.add(z[half::2], torch.ones(15, dtype=torch.float64))
-    n = parts[0].weight + parts[1].weight
+    parts = [norm_sums(z[half::2], torch.ones(15, dtype=torch.float64)) for half in (0, 1)]
+    n = parts[0][2, 0] + parts[1][2, 0]
     b = shift if with_shift else None
-    halves = [norm_system(m, gain, b, n) for m in parts]
+    halves = [norm_system(sums, gain, b, n) for sums in parts]
     anchor, b_anchor = gain + 0.5, None if b is None else b - 0.5
     ridge = norm_ridge_by_halves(halves, anchor, b_anchor)
 
