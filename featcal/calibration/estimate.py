@@ -23,7 +23,7 @@ from featcal.calibration.observe import FOLDED_SHARE, PAPER, shared_sites
 from featcal.core.moments import TokenRule, stripes
 from featcal.core.ridge import PROJECTIONS
 from featcal.errors import BadPlan, one_line
-from featcal.models.batch import Batch
+from featcal.models.batch import Batch, changes_logits, output_embeddings
 from featcal.models.blocks import Features, first_inputs, module_inputs, nbytes, stack_output, step
 from featcal.models.modules import solved_modules, unpacked, unpacked_experts, weight_of
 from featcal.models.plan import BlockPlan, Stack, blocks_of
@@ -85,6 +85,7 @@ class ModelShape:
     entry: int  # work before the first block, of all stacks
     weights: int
     largest: int  # weight tensor
+    scores: int = 0  # of language heads, while two models' answers are compared
 
 
 def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
@@ -99,6 +100,13 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
         # head the expert also sees the samples on which candidates are calibrated
         passes = (len(choose.CANDIDATES) + 2 + 2) * held_out + 2 * few
     memory = [_memory(shape, *stage) for stage in stages]
+    if passes:  # an expert and a student answer
+        blocks = [block.weights for block in shape.blocks]
+        weights = 2 * (shape.weights - sum(blocks) + max(blocks))
+        work = {"weights": weights, "scores": shape.scores * min(held_out, job.batch) // job.batch}
+        kept = {"samples": job.drawn, "libraries": LIBRARIES}
+        places = (work, kept) if job.on_gpu else ({}, work | kept)
+        memory.append(memory[0] | dict(zip(("device", "host"), places, strict=True)))
     needs = max(memory, key=lambda own: sum(own["device"].values()) + sum(own["host"].values()))
     solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
     needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}
@@ -213,12 +221,24 @@ def model_shape(
                     shape, features = _block(block, stack, features, how, rule, last)
                     shapes.append(replace(shape, widest=max(shape.widest, meta.widest)))
                 result = stack_output(model, stack, features[0]) if stack.feeds else None
+        scores = _scores(model, features[0])
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         problem = f"its forward depends on values, or on other inputs ({one_line(error)})"
         way_out = "calibrate it on few samples and measure what that run takes"
         raise BadPlan(type(model).__name__, problem, way_out) from error
     sizes = [nbytes(p) for p in model.parameters()]
-    return ModelShape(tuple(shapes), entry, sum(sizes), max(sizes))
+    return ModelShape(tuple(shapes), entry, sum(sizes), max(sizes), scores)
+
+
+def _scores(model: nn.Module, hidden: torch.Tensor) -> int:
+    """Return the most bytes of scores of a batch's tokens in `choose.divergences`."""
+    if (head := output_embeddings(model)) is None:
+        return 0
+    values = hidden.shape[:-1].numel() * len(head.get_parameter("weight"))
+    # of both models: some rows' scores and their logarithms; if the model changes its logits, also
+    # all of them: the expert's, and the student's as returned and without padding
+    pieces = 4 * PRODUCT * min(values, choose.SCORES_AT_ONCE)
+    return pieces + 3 * changes_logits(model) * values * hidden.element_size()
 
 
 def _block(

@@ -5,6 +5,7 @@ import os
 import sys
 from argparse import Namespace
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,17 @@ def test_a_mixture_is_estimated_with_all_of_its_experts():
     batch = meta_batch(model, 2, 9, True)
     block = model_shape(model, plan_for(model), batch, PAPER.but(norm=False)).blocks[0]
     assert sum(".experts." in s.linears[0] for s in block.sites) == 2 * 4 and block.routed > 0
+
+
+@pytest.mark.parametrize(("name", "times"), [("Llama", 4), ("Granite", 7)])
+def test_scores_are_counted_and_whole_where_a_model_changes_them(name, times):
+    config = getattr(tf, f"{name}Config")(**GROUPED, **{"logits_scaling": 8.0} if times > 4 else {})
+    model = on_meta(getattr(tf, f"{name}ForCausalLM")(config))
+    shape = model_shape(model, plan_for(model), meta_batch(model, 2, 9, True))
+    assert shape.scores == times * 4 * 2 * 9 * config.vocab_size
+    for job in (Job(1, 256, 2, "auto"), Job(1, 256, 2)):
+        host = estimate(replace(shape, scores=10**9), job)["host"]
+        assert host.get("scores") == (10**9 if job.settings == "auto" else None)
 
 
 def test_a_linear_may_run_twice_where_it_is_not_solved():
