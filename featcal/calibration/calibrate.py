@@ -166,7 +166,7 @@ def calibrate(
             if final:
                 choice = choose.confirmed(choice, {t: before_kl[t] | final[t] for t in final})
         if choice and not choice.settings:
-            student.blocks, after = [], models.merged
+            student.blocks = []
             if isinstance(models.student, InMemoryModel):
                 given_folder = not isinstance(merged, nn.Module)
                 plain = load_as_calibrated(merged) if given_folder else models.merged.module

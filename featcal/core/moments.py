@@ -21,6 +21,7 @@ STRIPE_ON_GPU = 1024  # only wide products fill a GPU; not measured
 TokenRule = Callable[[str, bool, tuple[int, ...]], Tensor]
 PATCH_WEIGHT = 0.01  # of a patch token in CLIP's last block, from the paper's released code
 EXPECTED_RULE = "must be a function (module, last block?, (batch, tokens)) -> weights of that shape"
+EXPECTED_RULE += ", finite and at least 0"
 
 
 def stripes(d: int, on_gpu: bool = False) -> Iterator[tuple[int, int]]:
@@ -172,10 +173,7 @@ def token_weights(
         w: object = rule(module, last, shape)
     except TypeError as error:
         raise BadSetting("calibrate.token_weights", error, EXPECTED_RULE) from None
-    if not (isinstance(w, Tensor) and w.shape == shape):
+    if not (isinstance(w, Tensor) and w.shape == shape and ((w >= 0) & w.isfinite()).all()):
         raise BadSetting("calibrate.token_weights", type(w).__name__, EXPECTED_RULE)
-    if not (usable := (w >= 0) & w.isfinite()).all():
-        given, expected = f"{w[~usable][0]:g}", "must give finite weights of at least 0"
-        raise BadSetting("calibrate.token_weights", given, expected)
     w = w.to(device=like.device, dtype=like.dtype)
     return w if mask is None else w * mask.to(w)

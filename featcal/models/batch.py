@@ -57,9 +57,8 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
         raise BadBatches(task, f"batch {number} is a {type(batch).__name__}; expected {wanted}")
     main = getattr(model, "main_input_name", None)  # only transformers' models have it
     if main is not None and not isinstance(batch.get(main), Tensor):
-        keys = ", ".join(f"{key}, a {type(value).__name__}" for key, value in batch.items())
-        problem = f"batch {number} has no tensor {main!r} (it holds: {keys or 'nothing'})"
-        raise BadBatches(task, problem)
+        keys = ", ".join(f"{key}, a {type(x).__name__}" for key, x in batch.items()) or "nothing"
+        raise BadBatches(task, f"batch {number} has no tensor {main!r} (it holds: {keys})")
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.numel() == 0:
             raise BadBatches(task, f"{name!r} of batch {number} is empty; remove the batch")
