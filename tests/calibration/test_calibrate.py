@@ -205,7 +205,7 @@ def test_arguments_of_another_kind_are_refused():
         with pytest.raises(BadSetting, match=name):
             calibrate(**given, **{name: value})
     numbered = {part: dict(enumerate(given[part].values())) for part in ("experts", "batches")}
-    assert "experts: 0 cannot be used" in refused(BadSetting, given | numbered)
+    assert "experts: [0, 1, 2] cannot be used" in refused(BadSetting, given | numbered)
     given = families.experiment(FAMILIES["bert"])
     given["experts"]["b"].float()
     assert "float64 in merged, but torch.float32 in expert 'b'" in refused(TensorsDiffer, given)
