@@ -305,7 +305,7 @@ def open_merge(
         folder = f" ({each.files.folder})" if isinstance(each, ModelCheckpoint) else ""
         configs[label + folder] = getattr(each.module, "config", None)
     require_same_configs(configs)
-    labels = {tuple(getattr(each, "id2label", {}).values()) for each in configs.values()}
+    labels = {tuple((getattr(each, "id2label", None) or {}).values()) for each in configs.values()}
     named = [names for names in labels if names and not str(names[0]).startswith("LABEL_")]
     if len({len(names) for names in named}) < len(named):
         progress(f"labels differ ({'; '.join(map(str, named))}): heads are merged row by row")

@@ -221,6 +221,9 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
         own = list(features[stack.name].values())[-1]
         if not own.isfinite().all():
             raise ValueError(f"the output of {stack.blocks!r} is NaN or infinite")
+        if own.dim() > 3:
+            problem = f"blocks of {stack.blocks!r} put out {[*own.shape]}, not (batch, tokens, d)"
+            raise BadPlan(name, problem, CHOOSE_BLOCKS)
         difference = float((replayed[stack.name] - own).abs().max())
         if not difference <= ROUNDING * float(own.abs().max()):
             by = f"the model's own forward by {difference:.3g}"

@@ -201,9 +201,8 @@ class LazyCheckpoint(dict[str, LazyTensor]):
         if lost := min(listed.keys() - stored.keys(), default=None):
             problem = f"lists {lost} in {listed[lost]}, which does not hold it"
             raise BadFile(path, problem, "copy or download both again; they belong together")
-        # older files store a counter 0, 1, 2, … and a mask's -1e9 (-inf in float16), unread by models
-        unread = ("embeddings.position_ids", ".masked_bias")
-        return {name: each for name, each in stored.items() if not name.endswith(unread)}
+        # older files store a mask's -1e9 (-inf in float16), which no model reads
+        return {name: each for name, each in stored.items() if not name.endswith(".masked_bias")}
 
 
 def _inside(folder: Path, name: object, source: Path) -> Path:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,8 @@ def _load(kind: Any, folder: str | Path, dtype: torch.dtype) -> Any:
         given |= {"local_files_only": True, "output_loading_info": True}
         # misshapen tensors are reported below by name instead of by a traceback
         module, info = kind.from_pretrained(folder, **given, ignore_mismatched_sizes=True)
-    unexpected = sorted(name for name in info["unexpected_keys"] if not in_head(name, module))
+    own = unread(module)
+    unexpected = sorted(n for n in info["unexpected_keys"] if not (in_head(n, module) or own(n)))
     missing = sorted(info["missing_keys"])
     if missing and all(name.startswith("pooler.") for name in missing):
         module.pooler, missing = None, []  # encoders run without one
@@ -119,6 +120,15 @@ def in_head(name: str, module: PreTrainedModel) -> bool:
     if any(each.startswith(prefix) for each in own):
         return not name.startswith(prefix)
     return name.split(".")[0] not in dict(module.named_children()) and name not in own
+
+
+def unread(module: PreTrainedModel) -> Callable[[str], bool]:
+    """Return whether a stored tensor is, by its name, a buffer that models make themselves."""
+    made = {name for name, _ in module.named_non_persistent_buffers()}
+    # of older files, also for models that no longer have such a buffer
+    return lambda name: (
+        name in made or name.endswith((".position_ids", ".masked_bias", ".attn.bias"))
+    )
 
 
 def load_tokenizer(folder: str | Path) -> Any:

@@ -4,7 +4,7 @@ Every weight is (o, d) here, also GPT-2's Conv1D. transformers 5 packs the exper
 gate_up_proj (E, 2i, d) and down_proj (E, d, i); they are shown as linears with views of these."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -167,9 +167,12 @@ def is_linear(module: nn.Module) -> bool:
     if not isinstance(module, nn.Linear | Conv1D):
         return False
     forward: Any = type(module).forward
-    known = forward in (nn.Linear.forward, Conv1D.forward)
-    with torch.no_grad():
-        return known or isinstance(forward(module, weight_of(module)[:1]), Tensor)
+    if forward in (nn.Linear.forward, Conv1D.forward):
+        return True
+    weight, out = weight_of(module), None
+    with torch.no_grad(), suppress(Exception):  # raised by grouped linears, which take other rows
+        out = forward(module, weight[:1])
+    return isinstance(out, Tensor) and out.shape == (1, len(weight))
 
 
 def weight_of(module: nn.Module) -> Tensor:
@@ -226,8 +229,8 @@ def is_solvable_norm(module: nn.Module) -> bool:
     """Return whether a norm scales and shifts `normalised`, tested on a few values."""
     weight, shift = module.get_parameter("weight").detach(), shift_of(module)
     x = torch.linspace(-1, 2, weight.numel(), dtype=weight.dtype, device=weight.device)[None]
-    z = normalised(module, x)
-    with torch.no_grad():
+    z, scaled = normalised(module, x), torch.full_like(x, torch.nan)
+    with torch.no_grad(), suppress(Exception):  # raised by norms of another axis
         scaled = module(x) if shift is None else module(x) - shift
     size = scaled.norm().clamp_min(torch.finfo(x.dtype).tiny)
     # Gemma's norms multiply by 1 + weight, which Eqs. 56-59 allow: the 1 is added to the solution

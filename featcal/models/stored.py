@@ -167,12 +167,14 @@ class ModelFolder:
                 present[name] = tensor
             else:
                 surplus.append((name, tensor))
-        lacks = not any(name.startswith("pooler.") for name in present)
+        pooler = {name for name in state if name.startswith("pooler.")}  # none of its own in Swin
+        lacks = pooler and pooler.isdisjoint(present)
         if lacks and load.model_class(folder) is type(self.module):
             self.module.pooler = None  # encoders run without one
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
+        unread = load.unread(self.module)
         # stored tensors that the model has no place for, such as a head
-        self.surplus = [(name, tensor) for name, tensor in surplus if name in unexpected]
+        self.surplus = [(n, each) for n, each in surplus if n in unexpected and not unread(n)]
         # names of each parameter; separate where stored values differ
         self.ties = list[list[str]]()
         self.stored = dict[str, LazyTensor]()  # a tied one by its first name

@@ -13,6 +13,7 @@ from torch import nn
 from featcal import BlockPlan, Stack, calibrate
 from featcal.errors import BadCapture, BadPlan, BadSetting
 from featcal.models import blocks as run
+from featcal.models.modules import is_linear
 from featcal.models.plan import KNOWN, blocks_of, infer_plan, plan_for
 from featcal.models.plan import T5 as T5_PLAN
 
@@ -101,6 +102,16 @@ REFUSED = {
         "of the parameters of 'layers' belong to linears and norms, at least 50% must; "
         "the largest others: layers.0.mlp.experts.gate_up_proj [4, 32, 128]",
     ),
+    "streams": (
+        BadPlan,
+        toy(lambda fc, x: fc(x if x.dim() > 3 else x[:, :, None])),  # as DeepSeek V4
+        "blocks of 'blocks' put out [2, 3, 1, 8], not (batch, tokens, d)",
+    ),
+    "another axis": (
+        BadSetting,
+        lambda: tf.SqueezeBertModel(tf.SqueezeBertConfig(**TEXT | {"embedding_size": 32})),
+        "SqueezeBertLayerNorm, neither",
+    ),
     "folded": (
         BadCapture,
         toy(lambda fc, x: fc(x.transpose(0, 1)).transpose(0, 1)),
@@ -123,6 +134,17 @@ def test_models_that_no_plan_expresses_are_refused_with_the_reason(name):
     with pytest.raises(error) as caught:
         calibrate(base, base=base, experts={"a": shifted(base, 1)}, batches=given, settings=PAPER)
     assert said in str(caught.value)
+
+
+class Grouped(nn.Linear):
+    """A linear with a weight of its own for each group of features, as DeepSeek V4's."""
+
+    def forward(self, x):
+        return torch.einsum("...gi,gio->...go", x, self.weight.view(2, 8, -1))
+
+
+def test_a_linear_that_takes_other_rows_is_none_that_is_solved():
+    assert is_linear(nn.Linear(8, 16)) and not is_linear(Grouped(8, 16))
 
 
 def test_unreached_first_block_is_an_error():

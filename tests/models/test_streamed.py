@@ -127,6 +127,12 @@ def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
     ):
         with pytest.raises(error, match=said):
             require_same_tensors({"merged": merged, "expert 'b'": expert})
+    config = tf.BertConfig(**TEXT)
+    pooled = {str(each): InMemoryModel(tf.BertModel(config, each)) for each in (True, False)}
+    for models in (pooled, dict(reversed(pooled.items()))):
+        require_same_tensors(models, ["encoder.layer"])
+        with pytest.raises(MissingTensor, match=r"False: no tensor named 'pooler\."):
+            require_same_tensors(models)
 
 
 def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
