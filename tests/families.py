@@ -92,6 +92,7 @@ FAMILIES = {
     "bert": family("BertModel", TEXT, "encoder.layer"),
     "roberta": family("RobertaModel", SHORT, "encoder.layer"),
     "gpt2": family("GPT2LMHeadModel", GPT2, "transformer.h"),
+    "gpt2_answers": family("GPT2ForQuestionAnswering", GPT2, "transformer.h"),  # makes a cache
     "qwen2": family("Qwen2ForCausalLM", GROUPED, "model.layers"),
     "qwen3": family("Qwen3ForCausalLM", GROUPED, "model.layers"),
     "mistral": family("MistralModel", GROUPED, "layers"),

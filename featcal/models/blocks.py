@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
+from transformers import Cache
 from transformers.activations import NewGELUActivation, QuickGELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -95,11 +96,14 @@ def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a module's call by the names and in the order of its forward."""
+    """Return the arguments of a module's call by the names and in the order of its forward.
+
+    A cache is left out (None): some models always make one, and a second pass would read it.
+    """
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
     bound.pop(next(iter(bound)))  # self
     more = bound.pop("kwargs", {})
-    return bound | more
+    return {n: None if isinstance(each, Cache) else each for n, each in (bound | more).items()}
 
 
 def first_inputs(
