@@ -105,8 +105,7 @@ FAMILIES = {
     "siglip": family("SiglipVisionModel", WIDE, "encoder.layers", batches=images),
 }
 # Of each way through the code one: a stack that feeds another, two towers, norms behind the sum,
-# turned linears, grouped heads
-# without biases, and layers of several kinds.
+# turned linears, grouped heads without biases, and layers of several kinds.
 KINDS = ("t5", "clip", "bert", "gpt2", "llama", "gemma3")
 
 

@@ -72,13 +72,9 @@ def outputs(model, batch):
 
 
 def same(one, other):
-    """Whether two mappings hold the same tensors to the bit."""
+    """Whether two mappings, or modules, hold the same tensors to the bit."""
+    one, other = (m.state_dict() if isinstance(m, torch.nn.Module) else m for m in (one, other))
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def numbers(module):
-    """A copy of all parameters by name."""
-    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
 def present(held: StreamedModel):

@@ -96,13 +96,11 @@ def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a module's call by the names and in the order of its forward.
-
-    A cache is left out (None): some models always make one, and a second pass would read it.
-    """
+    """Return the arguments of a call by the names and in the order of the module's forward."""
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
     bound.pop(next(iter(bound)))  # self
     more = bound.pop("kwargs", {})
+    # some models always make a cache, which a second pass would read
     return {n: None if isinstance(each, Cache) else each for n, each in (bound | more).items()}
 
 

@@ -15,16 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from featcal.errors import (
-    BadData,
-    BadFile,
-    BadSetting,
-    MissingPath,
-    MissingTensor,
-    NotFinite,
-    TruncatedFile,
-)
+from featcal.errors import BadData, BadFile, MissingPath, MissingTensor, NotFinite, TruncatedFile
 from featcal.files import optional_json, read_json
+from featcal.settings import require
 
 if TYPE_CHECKING:
     import torch
@@ -87,10 +80,10 @@ def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
     return BadFile(folder, f"no {wanted} in this folder (found: {content})", way_out)
 
 
-def folder_path(folder: object) -> Path:
+def folder_path(folder: Any) -> Path:
     """Return the path of a model's folder. Raises: BadSetting for other types; MissingPath."""
-    if not isinstance(folder, str | PathLike):
-        raise BadSetting("model", type(folder).__name__, "must be a module or the path of a folder")
+    expected = "must be a module or the path of a folder"
+    require(isinstance(folder, str | PathLike), "model", type(folder).__name__, expected)
     if not Path(folder).is_dir():
         way_out = "check the path; hub names must be fetched first"
         raise MissingPath(folder, "a checkpoint folder", way_out)

@@ -25,23 +25,15 @@ from transformers.utils import logging
 
 from featcal.errors import BadFile, BadSetting, WrongKeys, one_line
 from featcal.files import atomic_folder, read_json
-from featcal.models.checkpoint import (
-    ADAPTER,
-    INDEX,
-    KINDS,
-    LazyCheckpoint,
-    encodes_sentences,
-    folder_path,
-    is_adapter,
-    modules_of,
-)
+from featcal.models import checkpoint
+from featcal.models.checkpoint import ADAPTER, folder_path, modules_of
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 OPEN_CLIP, GENERATION = "open_clip_config.json", "generation_config.json"
 VISION = "vision_model"  # a CLIPModel's vision tower
 CLIP_CLASSES = (CLIPModel, CLIPVisionModel)
 LIMIT = 5 * 10**9  # bytes per file, as transformers shards
-_KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
+_KINDS = {getattr(torch, name): kind for kind, name in checkpoint.KINDS.items()}
 WEIGHTS = (  # files of weights and training states; an index lists shards
     ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5",
     ".msgpack", ".ot", ".gguf", ".onnx", ".onnx_data", ".pb", ".tflite",
@@ -78,9 +70,9 @@ def load_as_calibrated(folder: str | Path, dtype: torch.dtype = torch.float32) -
 
 
 def _load(kind: Any, folder: str | Path, dtype: torch.dtype) -> Any:
-    checkpoint = LazyCheckpoint(folder, VISION if kind is CLIPVisionModel else None)
-    checkpoint.require_floating()
-    checkpoint.check_finite()
+    files = checkpoint.LazyCheckpoint(folder, VISION if kind is CLIPVisionModel else None)
+    files.require_floating()
+    files.check_finite()
     with quiet_transformers():
         given: Any = {"config": read_config(kind, folder), "dtype": dtype, "use_safetensors": True}
         given |= {"local_files_only": True, "output_loading_info": True}
@@ -191,7 +183,7 @@ def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
 def model_class(folder: str | Path) -> type[PreTrainedModel]:
     """Return the transformers class that config.json names. Raises: MissingPath, BadFile."""
     path = folder_path(folder)
-    if is_adapter(folder):
+    if checkpoint.is_adapter(folder):
         made = f"make a model: featcal merge average --base BASE --out MODEL --expert NAME={folder}"
         way_out = "merge, calibrate and the command compare accept it as an expert"
         raise BadFile(folder, "a LoRA adapter, not a model", way_out, made)
@@ -208,7 +200,7 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     kind = getattr(transformers, name, None)
     # a sentence encoder is loaded without the head that it may name; a T5's without decoder
-    if encodes_sentences(path) and not (kind and name.endswith("EncoderModel")):
+    if checkpoint.encodes_sentences(path) and not (kind and name.endswith("EncoderModel")):
         try:
             encoder = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
             return transformers.MODEL_MAPPING[type(encoder)]  # type: ignore[return-value]
@@ -305,7 +297,8 @@ def shard_writer(
             _write_safetensors(hidden / file, {name: writer.tensors[name] for name in names})
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            (hidden / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+            (hidden / checkpoint.INDEX).write_text(text, "utf-8")
         shutil.rmtree(writer.spool)
 
 

@@ -183,12 +183,9 @@ def weight_of(module: nn.Module) -> Tensor:
 
 def side_by_side(modules: Iterable[nn.Module]) -> tuple[Tensor, Tensor]:
     """Return weight (Σo, d) and bias (Σo,), 0 where there is none, of linears of one site."""
-    weights, biases = [], []
-    for module in modules:
-        weights.append(weight_of(module))
-        own = isinstance(module.bias, Tensor)
-        biases.append(module.bias.detach() if own else weights[-1].new_zeros(len(weights[-1])))
-    return torch.cat(weights), torch.cat(biases)
+    pairs = [(weight_of(module), shift_of(module)) for module in modules]
+    biases = [W.new_zeros(len(W)) if b is None else b for W, b in pairs]
+    return torch.cat([W for W, _ in pairs]), torch.cat(biases)
 
 
 def load_side_by_side(modules: Iterable[nn.Module], weight: Tensor, bias: Tensor | None) -> None:
@@ -198,8 +195,8 @@ def load_side_by_side(modules: Iterable[nn.Module], weight: Tensor, bias: Tensor
         target = weight_of(module)
         rows = slice(start, start + target.shape[0])
         target.copy_(weight[rows])
-        if bias is not None and isinstance(module.bias, Tensor):
-            module.bias.detach().copy_(bias[rows])
+        if bias is not None and (own := shift_of(module)) is not None:
+            own.copy_(bias[rows])
         start = rows.stop
 
 
@@ -212,7 +209,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def shift_of(module: nn.Module) -> Tensor | None:
-    """Return the shift (d,) of a norm, or None if it has none, as RMSNorm."""
+    """Return the shift (d,) of a norm, or bias of a linear, or None if it has none, as RMSNorm."""
     shift = getattr(module, "bias", None)
     return shift.detach() if isinstance(shift, Tensor) else None
 

@@ -132,13 +132,8 @@ def infer_plan(model: nn.Module) -> BlockPlan:
     if not any(sizes.values()):
         raise BadPlan(type(model).__name__, "no ModuleList of blocks of one class was found")
     path = max(sizes, key=lambda name: sizes[name])  # the outer list if sizes are equal
-    others = [
-        name
-        for name, size in sizes.items()
-        if size >= SECOND_STACK_SHARE * sizes[path]
-        and not f"{name}.".startswith(f"{path}.")
-        and not path.startswith(f"{name}.")
-    ]
+    large = [name for name, size in sizes.items() if size >= SECOND_STACK_SHARE * sizes[path]]
+    others = [n for n in large if not (f"{n}.".startswith(f"{path}.") or path.startswith(f"{n}."))]
     if others:
         problem = f"several lists of blocks ({path}, {', '.join(others)}); one must be chosen"
         raise BadPlan(type(model).__name__, problem)

@@ -6,8 +6,10 @@ import checkpoints
 import pytest
 import torch
 import transformers as tf
+from folders import same
 from safetensors.torch import save_file
 from test_save import TENSORS, written
+from tiny import TEXT
 from transformers.utils import logging
 
 from featcal.errors import BadFile, BadSetting, MissingPath, NotFinite, TruncatedFile, WrongKeys
@@ -15,14 +17,6 @@ from featcal.models import load
 from featcal.models.checkpoint import LazyCheckpoint, all_finite
 from featcal.models.sentences import Sentences
 from featcal.models.streamed import StreamedModel
-
-SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32}
-SIZES |= {"num_hidden_layers": 1, "num_attention_heads": 2}
-
-
-def same(one, other):
-    mine, yours = one.state_dict(), other.state_dict()
-    return mine.keys() == yours.keys() and all(torch.equal(mine[n], yours[n]) for n in mine)
 
 
 @pytest.mark.parametrize("layout", ["clip_folder", "vision_folder", "legacy_folder"])
@@ -43,13 +37,13 @@ def test_saving_twice_gives_the_same_bytes_and_transformers_loads_them(tmp_path)
     assert one == two and {"tokenizer.json", "preprocessor_config.json"} <= one.keys()
     model, info = tf.CLIPModel.from_pretrained(tmp_path / "two", output_loading_info=True)
     assert same(model, checkpoints.clip()) and not any(info.values())
-    tied = tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES, tie_word_embeddings=True)).eval()
+    tied = tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT, tie_word_embeddings=True)).eval()
     assert same(load.load_model(load.save_model(tied, tmp_path / "llama")), tied)
 
 
 def test_a_sentence_encoder_is_loaded_without_the_head_that_its_config_names(tmp_path):
     """all-mpnet-base-v2's config.json names the class with the head it was trained with."""
-    encoder = tf.MPNetModel(tf.MPNetConfig(**SIZES))
+    encoder = tf.MPNetModel(tf.MPNetConfig(**TEXT))
     load.save_model(encoder, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     with_head = json.dumps(config | {"architectures": ["MPNetForMaskedLM"]})
@@ -121,21 +115,6 @@ def test_a_missing_gpu_is_an_error_with_a_way_out(monkeypatch):
     assert load.torch_device("auto") == load.torch_device("cpu") == torch.device("cpu")
     with pytest.raises(BadSetting, match="auto or cpu"):
         load.torch_device("cuda")
-
-
-def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
-    single = LazyCheckpoint(written(tmp_path / "single"))
-    sharded = LazyCheckpoint(written(tmp_path / "sharded", limit=70))
-    assert list(single) == list(sharded) == sorted(TENSORS)
-    assert sharded["a.bias"].file.name.startswith("model-0000")
-    for name, tensor in TENSORS.items():
-        for checkpoint in (single, sharded):
-            lazy, read = checkpoint[name], checkpoint[name].read()
-            assert torch.equal(read, tensor) and read.untyped_storage().nbytes() == tensor.nbytes
-            assert (lazy.shape, lazy.dtype) == (tuple(tensor.shape), tensor.dtype)
-            assert lazy.nbytes == tensor.nbytes
-    with open("/proc/self/maps") as maps:
-        assert str(tmp_path) not in maps.read()  # mapped pages count as memory of this process
 
 
 @pytest.mark.parametrize(

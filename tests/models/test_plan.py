@@ -25,8 +25,7 @@ def test_a_given_plan_wins_over_the_known_one_and_that_over_the_inferred_one():
 
 
 def test_models_and_paths_without_one_list_of_blocks_are_refused():
-    config = tf.T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    for model, said in ((tf.T5ForConditionalGeneration(config), "block"), (nn.Linear(2, 2), "Lin")):
+    for model, said in ((FAMILIES["t5"].build(), "block"), (nn.Linear(2, 2), "Lin")):
         with pytest.raises(BadPlan, match=said):
             infer_plan(model)
     for path in ("encoder.layer", "encoder", "encoder.layers.0"):
@@ -89,6 +88,7 @@ def toy(use, norm=None):
     return lambda: Toy(lambda: Block(use, norm and norm()))
 
 
+SQUEEZE = tf.SqueezeBertConfig(**TEXT, embedding_size=32)
 ALBERT = tf.AlbertConfig(**TEXT, embedding_size=16)
 # keeps gate and up of its experts interleaved, transposed and with biases
 GPT_OSS = tf.GptOssConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)
@@ -102,16 +102,9 @@ REFUSED = {
         "of the parameters of 'layers' belong to linears and norms, at least 50% must; "
         "the largest others: layers.0.mlp.experts.gate_up_proj [4, 32, 128]",
     ),
-    "streams": (
-        BadPlan,
-        toy(lambda fc, x: fc(x if x.dim() > 3 else x[:, :, None])),  # as DeepSeek V4
-        "blocks of 'blocks' put out [2, 3, 1, 8], not (batch, tokens, d)",
-    ),
-    "another axis": (
-        BadSetting,
-        lambda: tf.SqueezeBertModel(tf.SqueezeBertConfig(**TEXT | {"embedding_size": 32})),
-        "SqueezeBertLayerNorm, neither",
-    ),
+    # several residual streams, as DeepSeek V4
+    "streams": (BadPlan, toy(lambda fc, x: fc(x.reshape(2, 3, 1, 8))), "put out [2, 3, 1, 8], not"),
+    "another axis": (BadSetting, lambda: tf.SqueezeBertModel(SQUEEZE), "SqueezeBertLayerNorm, "),
     "folded": (
         BadCapture,
         toy(lambda fc, x: fc(x.transpose(0, 1)).transpose(0, 1)),
@@ -136,15 +129,10 @@ def test_models_that_no_plan_expresses_are_refused_with_the_reason(name):
     assert said in str(caught.value)
 
 
-class Grouped(nn.Linear):
-    """A linear with a weight of its own for each group of features, as DeepSeek V4's."""
-
-    def forward(self, x):
-        return torch.einsum("...gi,gio->...go", x, self.weight.view(2, 8, -1))
-
-
 def test_a_linear_that_takes_other_rows_is_none_that_is_solved():
-    assert is_linear(nn.Linear(8, 16)) and not is_linear(Grouped(8, 16))
+    """DeepSeek V4's has a weight of its own for each group of features."""
+    grouped = type("Grouped", (nn.Linear,), {"forward": lambda _, x: x.reshape(2, -1, 8)})
+    assert is_linear(nn.Linear(8, 16)) and not is_linear(grouped(8, 16))
 
 
 def test_unreached_first_block_is_an_error():

@@ -24,6 +24,7 @@ from featcal.cli import main as cli
 from featcal.errors import BadFile, DiskFull
 from featcal.files import atomic_folder, atomic_path, write_json
 from featcal.models import load
+from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.load import load_model, load_tokenizer, save_model
 from featcal.models.lora import dense_folder, dense_model
 from featcal.models.sentences import Sentences, Texts, dense_layer, merge_modules
@@ -159,8 +160,17 @@ def test_a_configuration_without_its_optional_part_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [10**9, 70, 1])
-def test_written_tensors_are_read_back_by_safetensors_in_any_order_of_writing(tmp_path, limit):
+def test_written_tensors_are_read_back_in_any_order_of_writing_and_not_mapped(tmp_path, limit):
     folder = written(tmp_path / "model", limit=limit)
+    checkpoint = LazyCheckpoint(folder)
+    assert list(checkpoint) == sorted(TENSORS)
+    for name, tensor in TENSORS.items():
+        lazy, read = checkpoint[name], checkpoint[name].read()
+        assert torch.equal(read, tensor) and read.untyped_storage().nbytes() == tensor.nbytes
+        assert (lazy.shape, lazy.dtype) == (tuple(tensor.shape), tensor.dtype)
+        assert lazy.nbytes == tensor.nbytes and lazy.file.name.startswith("model")
+    with open("/proc/self/maps") as maps:
+        assert str(tmp_path) not in maps.read()  # mapped pages count as memory of this process
     back = {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
     assert back.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():

@@ -9,17 +9,7 @@ import tiny
 import torch
 import transformers as tf
 from families import KINDS
-from folders import (
-    batch_for,
-    folder_of,
-    loaded_bytes,
-    nothing_left,
-    numbers,
-    outputs,
-    present,
-    same,
-    whole,
-)
+from folders import batch_for, folder_of, loaded_bytes, nothing_left, outputs, present, same, whole
 from tiny import TEXT, clip, make, shifted
 
 import featcal
@@ -33,8 +23,6 @@ from featcal.models.streamed import (
     require_same_configs,
     require_same_tensors,
 )
-
-LAYERS = "encoder.layers"
 
 
 @pytest.mark.parametrize(
@@ -75,29 +63,21 @@ def test_a_part_of_a_block_runs_by_itself_and_changes_to_a_block_are_lost(tmp_pa
     assert torch.equal(out, model.get_submodule(f"{path}.mlp")(x)) and nothing_left(streamed)
     for _ in range(2):
         with torch.no_grad(), streamed.block(path) as block:
-            assert same(numbers(block), numbers(model.get_submodule(path)))
-            assert present(streamed) == {f"{path}.{name}" for name in numbers(block)}
+            assert same(block, model.get_submodule(path))
+            assert present(streamed) == {f"{path}.{name}" for name in block.state_dict()}
             for parameter in block.parameters():
                 parameter.zero_()
     assert nothing_left(streamed)
 
 
-def towers(folder, count, **sizes):
-    """Write folders of CLIP vision towers with different weights, by name."""
-    return {
-        str(i): save_model(shifted(clip(dtype=torch.float32, **sizes), i), folder / str(i))
-        for i in range(count)
-    }
-
-
 @pytest.mark.parametrize("broken", [True, False])
 def test_an_error_or_an_early_end_leaves_neither_threads_nor_blocks(tmp_path, broken):
-    folders = towers(tmp_path, 3)
+    folders = {n: checkpoints.vision_folder(tmp_path / n, int(n)) for n in "012"}
     models = {name: StreamedModel(folder) for name, folder in folders.items()}
     if broken:
         file = folders["1"] / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-40_000])
-    turns = in_turn(models, f"{LAYERS}.1")
+    turns = in_turn(models, "encoder.layers.1")
     assert next(turns)[0] == "0" and reading()
     if broken:  # raised where the block is taken
         with pytest.raises(TruncatedFile, match="cut short"):
