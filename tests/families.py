@@ -78,8 +78,6 @@ def family(class_name, config, path, name="blocks", batches=text, **more):
 T5_STACKS = {"encoder": "encoder.block", "decoder": "decoder.block"}
 CLIP_STACKS = {"vision": "vision_model.encoder.layers", "text": "text_model.encoder.layers"}
 GATED = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-SHORT = TEXT | {"max_position_embeddings": 16}
-SEVERAL = MIXED | SLIDING
 FAMILIES = {
     "t5": Family(lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5)), translations, T5_STACKS),
     "t5_gated": Family(
@@ -90,15 +88,15 @@ FAMILIES = {
     "clip_text": family("CLIPTextModel", CLIP_TEXT, "encoder.layers", "text"),
     "llama": family("LlamaForCausalLM", GROUPED, "model.layers", "decoder"),
     "bert": family("BertModel", TEXT, "encoder.layer"),
-    "roberta": family("RobertaModel", SHORT, "encoder.layer"),
+    "roberta": family("RobertaModel", TEXT | {"max_position_embeddings": 16}, "encoder.layer"),
     "gpt2": family("GPT2LMHeadModel", GPT2, "transformer.h"),
     "gpt2_answers": family("GPT2ForQuestionAnswering", GPT2, "transformer.h"),  # makes a cache
     "qwen2": family("Qwen2ForCausalLM", GROUPED, "model.layers"),
     "qwen3": family("Qwen3ForCausalLM", GROUPED, "model.layers"),
     "mistral": family("MistralModel", GROUPED, "layers"),
     "gemma": family("GemmaModel", GROUPED, "layers", offset=1),
-    "gemma2": family("Gemma2ForCausalLM", SEVERAL, "model.layers", offset=1),
-    "gemma3": family("Gemma3ForCausalLM", SEVERAL, "model.layers", offset=1),
+    "gemma2": family("Gemma2ForCausalLM", MIXED | SLIDING, "model.layers", offset=1),
+    "gemma3": family("Gemma3ForCausalLM", MIXED | SLIDING, "model.layers", offset=1),
     "opt": family("OPTForCausalLM", OPT, "model.decoder.layers"),
     "vit": family("ViTModel", WIDE, "layers", "vision", images),
     "dinov2": family("Dinov2Model", VISION | {"mlp_ratio": 2}, "encoder.layer", "vision", images),

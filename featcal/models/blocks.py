@@ -126,10 +126,7 @@ def first_inputs(
             raise StopForward
 
     handles = [block.register_forward_pre_hook(stop, with_kwargs=True) for block in blocks[:wanted]]
-    forwards: list[tuple[nn.Module, Callable[..., Any]]] = [
-        (block, lambda *args, **named: (*args, *named.values())[0])
-        for block in blocks[: wanted - 1]
-    ]
+    forwards: list[Any] = [(b, lambda *x, **y: (*x, *y.values())[0]) for b in blocks[: wanted - 1]]
     if source is not None and fed is not None:
         feeds, output = source.feeds, BaseModelOutput(last_hidden_state=fed)
 

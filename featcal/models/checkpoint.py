@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-VARIANT = re.compile(r"model\.[^.]+\.safetensors")  # such as model.fp16.safetensors
+# such as model.fp16.safetensors, or the index of its shards
+VARIANT = re.compile(r"model\.([^.]+(?<!-of-\d{5})\.safetensors|safetensors\.index\.[^.]+\.json)")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MODULES = "modules.json"  # of a SentenceTransformer: its modules, each in a sub-folder
 ADAPTER = "adapter_config.json"
@@ -75,7 +76,8 @@ def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
         target = (folder / wanted).readlink()
         way_out = f"download it again: {wanted} is a link to {target}, which does not exist"
     elif variants := [name for name in files if VARIANT.fullmatch(name)]:
-        way_out = f"to use the variant {variants[0]}, copy it to {SINGLE}"
+        plain = INDEX if variants[0].endswith(".json") else SINGLE
+        way_out = f"to use the variant {variants[0]}, copy it to {plain}"
     content = ", ".join(files[:8]) or "nothing"
     return BadFile(folder, f"no {wanted} in this folder (found: {content})", way_out)
 
@@ -112,6 +114,9 @@ def modules_of(folder: Path) -> dict[str, str]:
         problem = "is not the list of a SentenceTransformer's parts"
         raise BadFile(file, problem, "copy or download it again, or remove it") from None
     kinds = {path: str(kind).rpartition(".")[2] for path, kind in parts.items() if path != "."}
+    if outside := [path for path in kinds if path[0] == "/" or ".." in path.split("/")]:
+        problem = f"names {outside[0]!r}, which is not inside this folder"
+        raise BadFile(file, problem, "get the checkpoint from a source you trust")
     if old := [path for path, kind in kinds.items() if kind == "Transformer"]:
         problem = f"has its transformer in the sub-folder {old[0]}, as only old versions do"
         raise BadFile(file, problem, "load it with sentence-transformers and save it again")

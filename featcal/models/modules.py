@@ -286,10 +286,9 @@ def check_blocks(
         share = 1 - sum(p.numel() for p in others.values()) / max(1, parameter_count(blocks))
         if share < LEAST_COVERAGE:
             largest = sorted(others, key=lambda name: (-others[name].numel(), name))[:2]
-            shapes = (f"{stack.blocks}.{name} {list(others[name].shape)}" for name in largest)
+            names = ", ".join(f"{stack.blocks}.{n} {[*others[n].shape]}" for n in largest)
             problem = f"only {share:.0%} of the parameters of {stack.blocks!r} belong to linears "
-            problem += f"and norms, at least {LEAST_COVERAGE:.0%} must; the largest others: "
-            problem += ", ".join(shapes)
+            problem += f"and norms, at least {LEAST_COVERAGE:.0%} must; the largest others: {names}"
             raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)
         for block in blocks:
             if doubled := [id(p) for p in covered(block, norm, modules) if id(p) in shared]:

@@ -238,8 +238,7 @@ def require_same_tensors(
 ) -> None:
     """Raise FeatCalError unless all models have one family, configuration, names and shapes.
 
-    models: by label in errors. blocks: paths outside of which the number of rows may differ, and a
-        pooler be missing.
+    models: by label in errors. blocks: paths outside of which row counts and poolers may differ.
     """
     inside = "" if blocks is None else tuple(f"{path}." for path in blocks)
     require_one_family({label: type(handle.module) for label, handle in models.items()})

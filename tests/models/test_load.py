@@ -125,6 +125,8 @@ def test_a_missing_gpu_is_an_error_with_a_way_out(monkeypatch):
         ("model.safetensors.index.json", b"{", BadFile, r"index\.json"),
         ("model.safetensors", None, BadFile, r"found: nothing[\s\S]*link to blobs/0, which"),
         ("model.fp16.safetensors", b"x", BadFile, r"variant model\.fp16\.safetensors, copy it"),
+        ("model.safetensors.index.fp16.json", b"x", BadFile, r"to model\.safetensors\.index\.json"),
+        ("model.fp16-00001-of-00002.safetensors", b"x", BadFile, "give the folder that holds"),
         ("pytorch_model.bin", b"x", BadFile, r"pytorch_model\.bin is a pickle[\s\S]*save_pretrai"),
         (None, b"", BadFile, "found: nothing"),
     ],

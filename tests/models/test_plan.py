@@ -102,8 +102,7 @@ REFUSED = {
         "of the parameters of 'layers' belong to linears and norms, at least 50% must; "
         "the largest others: layers.0.mlp.experts.gate_up_proj [4, 32, 128]",
     ),
-    # several residual streams, as DeepSeek V4
-    "streams": (BadPlan, toy(lambda fc, x: fc(x.reshape(2, 3, 1, 8))), "put out [2, 3, 1, 8], not"),
+    "DeepSeek V4": (BadPlan, toy(lambda fc, x: fc(x.reshape(2, 3, 1, 8))), "[2, 3, 1, 8], not ("),
     "another axis": (BadSetting, lambda: tf.SqueezeBertModel(SQUEEZE), "SqueezeBertLayerNorm, "),
     "folded": (
         BadCapture,

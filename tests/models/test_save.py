@@ -401,9 +401,10 @@ def test_all_files_but_weights_cards_and_records_are_copied(tmp_path):
 
 
 OLD = '[{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]'
+OUTSIDE = '[{"path": "1/../../2", "type": "Dense"}]'
 
 
-@pytest.mark.parametrize("content", ["{", '[{"idx": 0}]', '[{"path": 3}]', "3", OLD])
+@pytest.mark.parametrize("content", ["{", '[{"idx": 0}]', '[{"path": 3}]', "3", OLD, OUTSIDE])
 def test_an_unreadable_modules_json_is_an_error(tmp_path, content):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(BadFile, match=r"modules\.json"):

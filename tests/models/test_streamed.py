@@ -107,8 +107,8 @@ def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
     ):
         with pytest.raises(error, match=said):
             require_same_tensors({"merged": merged, "expert 'b'": expert})
-    config = tf.BertConfig(**TEXT)
-    pooled = {str(each): InMemoryModel(tf.BertModel(config, each)) for each in (True, False)}
+    berts = {str(own): tf.BertModel(tf.BertConfig(**TEXT), own) for own in (True, False)}
+    pooled = {name: InMemoryModel(bert) for name, bert in berts.items()}
     for models in (pooled, dict(reversed(pooled.items()))):
         require_same_tensors(models, ["encoder.layer"])
         with pytest.raises(MissingTensor, match=r"False: no tensor named 'pooler\."):
