@@ -6,7 +6,7 @@ and its completion as one text, an encoder the prompt alone; a model with a deco
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -112,6 +112,7 @@ def load_labelled(
     rows, origin = load_text(location, split, columns), f"{location.source} ({split})"
     samples = list(rows)
     values: list[Any] = [s.target if s.label is None else s.label for s in samples]
+    samples = [s if s.label is not None else replace(s, target=None) for s in samples]
     names, numeric = classes or rows.classes, all(isinstance(value, int) for value in values)
     if not names and numeric:
         names = [str(n) for n in range(min(max(values) + 1, max(MOST_CLASSES, len(values))))]

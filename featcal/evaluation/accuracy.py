@@ -206,9 +206,14 @@ class TextModel:
 def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
     """Return True for each text that the model gets right, (n,)."""
     way, labels = way_of(texts.model), list(data.labels)
+    reader, pair = texts.reader, texts.reader.takes.kind == "pair"
+    for sample in data.samples if pair or way != "head" else ():
+        if sample.messages is not None:
+            way_out = 'give its text as "text", or as "input" with the label as "target"'
+            raise BadData(sample.origin, "is a chat, for which this model has no head", way_out)
     with evaluation_mode([texts.model]):
         if way == "head":
-            rows = [texts.reader.tokens(sample).ids for sample in data.samples]
+            rows = [reader.ids(s, s.text) if pair else reader.tokens(s).ids for s in data.samples]
             scores, labels = texts.run(rows, texts.logits), labels_of_head(texts.model, data)
         elif way == "likelihood":
             scores = likelihoods(texts, data, templates[0])

@@ -6,6 +6,7 @@ import language
 import pytest
 import torch
 import transformers as tf
+from families import T5
 from language import POSITIONS, VOCABULARY, jsonl, tokenizer
 from tiny import TEXT, make
 
@@ -61,10 +62,10 @@ def test_language_models_answer_with_the_likeliest_label(kind, rows, tmp_path, c
     assert accuracy(tmp_path, rows, capsys) == expected(log_likelihoods)
 
 
-@pytest.mark.parametrize(("kind", "pad"), [("Bert", 0), ("Llama", 7), ("Llama", None)])
+@pytest.mark.parametrize(("kind", "pad"), [("Bert", 0), ("Llama", 7), ("Llama", None), ("T5", 0)])
 def test_classifiers_answer_with_their_own_names(kind, pad, tmp_path, capsys):
     names = {0: "neither of them", 1: "GOOD", 2: "bad"}
-    sizes = TEXT | POSITIONS | {"vocab_size": VOCABULARY, "pad_token_id": pad}
+    sizes = TEXT | POSITIONS | T5 | {"vocab_size": VOCABULARY, "pad_token_id": pad}
     kind = getattr(tf, f"{kind}ForSequenceClassification")
     config = kind.config_class(**sizes, id2label=names)  # and label2id still says LABEL_0
     save_model(make(lambda: kind(config), 5, torch.float32), tmp_path / "m")
@@ -76,12 +77,21 @@ def test_classifiers_answer_with_their_own_names(kind, pad, tmp_path, capsys):
             row = model(**tokenizer()(text, return_tensors="pt")).logits[0]
         return {names[i].lower(): float(z) for i, z in enumerate(row)}
 
-    assert accuracy(tmp_path, LABELS, capsys) == expected(logits)
+    for rows in (LABELS, TARGETS):  # a target is the label, and not read
+        assert accuracy(tmp_path, rows, capsys) == expected(logits)
     numbered = [{"text": text, "label": NAMES.index(name)} for text, name in SAMPLES]
     classes = ("--classes", f"t={', '.join(NAMES)}")
     assert accuracy(tmp_path, numbered, capsys, *classes) == expected(logits)
     assert evaluate(tmp_path, [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]) == 2
     assert "id2label" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5", "bert"])
+def test_a_chat_is_refused_by_models_that_would_read_nothing_of_it(kind, tmp_path, capsys):
+    language.folder(tmp_path / "m", kind)
+    chats = [[{"role": "user", "content": text}] for text, _ in SAMPLES]
+    rows = [{"messages": c, "label": name} for c, (_, name) in zip(chats, SAMPLES, strict=True)]
+    assert evaluate(tmp_path, rows) == 2 and "line 1: is a chat" in capsys.readouterr().err
 
 
 def test_encoders_answer_with_the_nearest_label_by_the_mean_over_tokens(tmp_path, capsys):
