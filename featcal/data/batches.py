@@ -62,10 +62,6 @@ class Draw:
     columns: Columns = None
     expert: Path | None = None  # says how texts are prepared if no other folder does
 
-    def indices(self, task: str, count: int) -> list[int]:
-        """Return the drawn samples of a task that has `count`. Raises: BadSetting for too few."""
-        return draw_indices(task, count, self.skip + self.samples, self.seed)[self.skip :].tolist()
-
 
 def load_batches(
     data: Mapping[str, str | Path],
@@ -122,7 +118,8 @@ def drawn(
         reader = text_data.reader_for(folders, takes, draw.tokens, draw.expert)
     for task, location in sorted(locations.items()):
         samples = samples_at(location, takes, draw)
-        chosen = draw.indices(task, len(samples))
+        drawn_first = draw_indices(task, len(samples), draw.skip + draw.samples, draw.seed)
+        chosen = drawn_first[draw.skip :].tolist()
         if takes.kind == "pictures":
             pixels = EncodedRows(location, draw.split, samples, preprocess)[chosen]
             batches[task] = picture_batches(ImageSet(pixels, preprocess), draw)
@@ -140,12 +137,9 @@ def samples_at(location: Location, takes: ModelInput, draw: Draw) -> Any:
 
 def picture_batches(pictures: ImageSet, draw: Draw) -> DrawnBatches:
     """Return batches of decoded pictures, which are normalised when they are asked for."""
-
-    def make() -> Iterator[Batch]:
-        for batch in pictures.batches(None, draw.batch):
-            yield {name: value.to(draw.dtype) for name, value in batch.items()}
-
-    return DrawnBatches(len(pictures), 0, make)
+    size, dtype = draw.batch, draw.dtype
+    cast = lambda batch: {name: value.to(dtype) for name, value in batch.items()}  # noqa: E731
+    return DrawnBatches(len(pictures), 0, lambda: map(cast, pictures.batches(None, size)))
 
 
 def token_batches(

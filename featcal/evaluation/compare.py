@@ -12,30 +12,17 @@ from math import isfinite, nan, sqrt
 import torch
 from torch import Tensor, nn
 
-from featcal.calibration.choose import (
-    Answers,
-    answers,
-    check_labels,
-    comparable_scores,
-    kl_and_top1,
-    relational_divergence,
-)
+from featcal.calibration import choose
 from featcal.core.moments import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, NotFinite
+from featcal.models import streamed
 from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan, blocks_of, plan_for
 from featcal.models.sentences import Sentences
-from featcal.models.streamed import (
-    InMemoryModel,
-    ModelHandle,
-    StreamedModel,
-    require_one_family,
-    require_same_configs,
-    require_same_tensors,
-)
+from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel
 from featcal.settings import require
 
 
@@ -103,7 +90,7 @@ def compare(
         family or shape; BadFile and others for folders that cannot be opened.
     """
     check_tasks(experts, batches)
-    check_labels(labels or {}, experts)
+    choose.check_labels(labels or {}, experts)
     expected = "must be a dictionary with at least one model by its name"
     named = isinstance(models, Mapping) and bool(models)
     require(named, "compare.models", type(models).__name__, expected)
@@ -116,9 +103,9 @@ def compare(
             return InMemoryModel(without_adapters(model))
         return StreamedModel(model, dtype=dtype, device=target)
 
-    def blocks_alone(handle: ModelHandle) -> ModelHandle:
-        stacks = plan_for(handle.module, plan).stacks
-        parts = {f"stack{i}": blocks_of(handle.module, s) for i, s in enumerate(stacks)}
+    def blocks_alone(module: nn.Module) -> ModelHandle:
+        stacks = plan_for(module, plan).stacks
+        parts = {f"stack{i}": blocks_of(module, s) for i, s in enumerate(stacks)}
         return InMemoryModel(nn.ModuleDict(parts))
 
     ours = {name: opened(model) for name, model in models.items()}
@@ -127,10 +114,11 @@ def compare(
         expert = opened(experts[task])
         # only blocks must be alike: experts may have heads with their own numbers of classes
         handles = {f"expert {task!r}": expert, **ours}
-        require_one_family({label: type(handle.module) for label, handle in handles.items()})
-        require_same_configs({n: getattr(m.module, "config", None) for n, m in handles.items()})
-        require_same_tensors({label: blocks_alone(handle) for label, handle in handles.items()})
-        with exact_products(), evaluation_mode([handle.module for handle in handles.values()]):
+        modules = {name: handle.module for name, handle in handles.items()}
+        streamed.require_one_family({n: type(m) for n, m in modules.items()})
+        streamed.require_same_configs({n: getattr(m, "config", None) for n, m in modules.items()})
+        streamed.require_same_tensors({n: blocks_alone(m) for n, m in modules.items()})
+        with exact_products(), evaluation_mode([*modules.values()]):
             classes = (labels or {}).get(task)
             agreements += task_agreements(task, ours, expert, batches[task], plan, classes)
     return agreements
@@ -145,7 +133,7 @@ class Totals:
         self.by_sample = defaultdict[str, list[float]](list)
         self.pooled: list[tuple[Tensor, Tensor]] = []  # without scores
 
-    def add(self, ours: Answers, theirs: Answers) -> None:
+    def add(self, ours: choose.Answers, theirs: choose.Answers) -> None:
         """Add one batch."""
         self.drift.add(ours.hidden, theirs.hidden, ours.mask)
         masks = repeat(None) if ours.mask is None else ours.mask
@@ -153,12 +141,12 @@ class Totals:
             own = Drift()
             own.add(h, h_exp, mask)
             self.by_sample["relative_drift"].append(own.relative)
-        scores = comparable_scores(ours, theirs)
+        scores = choose.comparable_scores(ours, theirs)
         if scores is None or self.classes is not None:
             self.pooled.append((ours.features(theirs), theirs.features(ours)))
             return
         sizes, self.rows = ours.sizes.tolist(), self.rows + int(ours.sizes.sum())
-        for name, values in zip(self.sums, kl_and_top1(*scores), strict=True):
+        for name, values in zip(self.sums, choose.kl_and_top1(*scores), strict=True):
             self.sums[name] += float(values.sum())
             self.by_sample[name] += [float(x.mean()) for x in values.split(sizes) if len(x)]
 
@@ -167,7 +155,8 @@ class Totals:
         samples, drift = len(self.by_sample["relative_drift"]), self.drift
         if samples > (2 if self.classes is None else 0) and self.pooled and not self.rows:
             ours, theirs = (torch.cat(side) for side in zip(*self.pooled, strict=True))
-            self.by_sample["relations"] = relational_divergence(ours, theirs, self.classes).tolist()
+            values = choose.relational_divergence(ours, theirs, self.classes)
+            self.by_sample["relations"] = values.tolist()
         if not isfinite(drift.relative):
             raise NotFinite(f"model {model}, task {expert}", "its features")
         kl, top1 = (total / self.rows if self.rows else None for total in self.sums.values())
@@ -199,10 +188,11 @@ def task_agreements(
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, expert.module)
         with naming(task, number), expert.running() as teacher:
-            theirs = answers(teacher, batch, *how)
+            theirs = choose.answers(teacher, batch, *how)
             for name, handle in models.items():
                 with handle.running() as model:
-                    totals[name].add(answers(model, batch, *how), theirs)  # its head is loaded
+                    own = choose.answers(model, batch, *how)  # its head is loaded
+                    totals[name].add(own, theirs)
     first = next(iter(totals.values()))
     if not first.by_sample["relative_drift"]:
         raise BadBatches(task, "is empty; at least one batch is needed")
