@@ -12,9 +12,8 @@ from typer import Option
 from featcal import card
 from featcal.cli import options, output
 from featcal.cli.inputs import Inputs, Request, differing_vocabularies, read_inputs, whole_experts
-from featcal.cli.output import note, progress_bar, say, say_json, table
+from featcal.cli.output import note, progress_lines, say, say_json, table
 from featcal.errors import BadCapture, BadPlan
-from featcal.files import write_json
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ SETTINGS = Calibration(), options.Running()
 EPILOG = f"""{options.DATA_FORMATS}
 
 Examples:
-
-featcal calibrate --merged merged --data math=math.jsonl --data code=code.jsonl --out new
 
 featcal calibrate --merged merged --data mnist=images/mnist --data dtd=tanganke/dtd@main --out new --dry-run
 
@@ -124,17 +121,14 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     how: Any = {"plan": request.plan, "device": device, "dtype": request.draw.dtype}
     how |= {"host_memory": keys.host_memory, "work": keys.work, "resume": keys.resume}
     how |= {"base": inputs.base, "settings": request.settings, "out": request.out}
-    with (
-        whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts,
-        progress_bar(sweeps * blocks, "calibrating") as progress,
-    ):
+    with whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts:
         try:
             result = featcal.calibrate(
                 inputs.merged,
                 experts=experts,
                 batches=dict.fromkeys(inputs.experts, ()) | request.batches(used),
                 labels=request.labels({task: experts[task] for task in mine}),
-                progress=progress,
+                progress=progress_lines(sweeps * blocks),
                 **how,
             )
         except KeyboardInterrupt:
@@ -144,11 +138,11 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
         return None
     counts = {task: draw.samples for task, draw in sorted(draws.items())}
     rewrite_card(request, counts, result)
-    models = card.models_record(inputs.base, inputs.experts, request.out)
-    drawn = {"seed": request.draw.seed, "split": request.draw.split, "samples": counts}
-    drawn["rows"] = {task: request.counts[task] for task in counts}  # of which these are drawn
-    record = {**card.read_record(request.out), **models, **drawn}
-    write_json(request.out / card.RECORD, dict(sorted(record.items())))
+    more = card.models_record(inputs.base, inputs.experts, request.out)
+    if earlier := output.recorded_draws(inputs.merged):
+        more["earlier"] = earlier
+    rows = {task: (count, request.counts[task]) for task, count in counts.items()}
+    output.record_draw(request.out, request.draw, rows, **more)
     return result
 
 
@@ -169,6 +163,8 @@ def note_differences(inputs: Inputs) -> None:
     from featcal.models.load import model_class
 
     merged = model_class(inputs.merged)
+    if merged.__name__ == "CLIPModel":
+        note("of CLIPModel the vision tower is calibrated and compared; the text tower stays")
     for name, folder in inputs.configured.items():
         own = model_class(folder)
         if own is not merged and own.base_model_prefix == merged.base_model_prefix:
@@ -213,13 +209,14 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
     memory = {"on_gpu": on_gpu, "host_memory": request.keys.host_memory}
     job = Job(len(batches), most, size, request.settings, **memory)
     model = request.student.to(request.draw.dtype)
+    drawn = {t: {"samples": of.samples, "longest": of.longest} for t, of in batches.items()}
     try:
         needs = estimated(model, job, longest or None, longest > 0, request.plan)
     except (BadCapture, BadPlan) as error:  # it can still be calibrated
-        return say(f"all inputs fit and the model replays; no estimate: {error.problem}")
+        reason = f"all inputs fit and the model replays; no estimate: {error.problem}"
+        return say_json({"drawn": drawn, "needs": None}) if as_json else say(reason)
     output.require_space("--out", request.out, sum(needs["disk"].values()))
     if as_json:
-        drawn = {t: {"samples": of.samples, "longest": of.longest} for t, of in batches.items()}
         return say_json({"drawn": drawn, "needs": needs_as_mapping(needs)})
     columns = ["task", "samples", *(["longest text (tokens)"] if longest else [])]
     rows = [[task, str(of.samples), str(of.longest)] for task, of in batches.items()]

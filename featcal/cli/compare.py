@@ -1,30 +1,29 @@
 """`featcal compare`: measure how closely models match their experts on unseen samples."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.card import read_record, round_digits
+from featcal.card import read_card, read_record, round_digits
 from featcal.cli import options
 from featcal.cli.inputs import Inputs, Request, read_compared, whole_experts
-from featcal.cli.output import add_to_card, note, say_json, table
+from featcal.cli.output import add_to_card, note, recorded_draws, say_json, table
 
 if TYPE_CHECKING:
     from featcal.data.batches import Draw
     from featcal.evaluation.compare import Agreement
 
 MODEL = "Model to compare; the first is the reference. Repeatable."
-BASE = "Model whose tokenizer is used. Default: as recorded in one of the models, else the first."
-EXPERT = f"{options.EXPERT} Default: as recorded in one of the models."
 SKIP = "First samples to leave out. Default: those that calibration used."
 SEED = "Random seed for drawing samples. Default: as in the calibration, else 42."
 SAMPLES = "Samples per task. Default: 64, or what is left."
 MOST = 64  # samples of a task by default
-OTHERS = "; give more, take another split if there is one, or use all of them (--skip 0)"
+OTHERS = "; give more, take another split, ask for fewer (--samples), or leave out none (--skip 0)"
 SETTINGS = (options.SamplingAndBlocks(),)
 MEASURES = {  # by field of Agreement: column, number format, factor, and its name in the model card
     "relative_drift": ("drift", ".3f", 1, "relative drift from the expert's features"),
@@ -48,8 +47,8 @@ featcal compare --model calibrated=new --data mnist=images/mnist --skip 0 --json
 def compare(
     model: Annotated[list[str], Option(**options.NAMED, help=MODEL)],
     data: options.Data,
-    expert: Annotated[list[str] | None, Option(**options.NAMED, help=EXPERT)] = None,
-    base: Annotated[str | None, Option(**options.MODEL, help=BASE)] = None,
+    expert: options.Experts = None,
+    base: options.Base = None,
     column: options.Column = None,
     classes: options.Classes = None,
     samples: Annotated[int | None, Option(min=2, help=SAMPLES)] = None,
@@ -66,26 +65,33 @@ def compare(
     """
     (keys,) = options.read_set(setting, "compare", *SETTINGS)
     models, inputs = read_compared(model, base, expert, data, keys.recipe)
-    records = [read_record(folder) for folder in models.values()]
-    used = [record for record in records if "samples" in record]
-    seeds = [record["seed"] for record in used if record.get("split") == keys.split]
-    draw = keys.draw(MOST, next(iter(seeds), 42) if seed is None else seed, dtype, column)
-    same = [one for one in used if (one.get("seed"), one.get("split")) == (draw.seed, draw.split)]
-    names = options.classes_named(classes, inputs.data)
+    for folder in models.values() if card else ():
+        read_card(folder)  # refuses a folder without one before the work
+    recorded = {folder: recorded_draws(folder) for folder in models.values()}
+    used = [  # draws of the same rows
+        (task, one)
+        for task, at in inputs.data.items()
+        for one in chain(*recorded.values())
+        if one["split"] == keys.split or not at.has_splits
+    ]
+    seed = next((one["seed"] for _, one in used), 42) if seed is None else seed
+    draw, names = keys.draw(MOST, seed, dtype, column), options.classes_named(classes, inputs.data)
+    same = [(task, one) for task, one in used if one["seed"] == seed]
     request, draws = Request(inputs, keys, draw, device, names), {}
     for task in inputs.data:
-        first = max((one["samples"].get(task, 0) for one in same), default=0)
+        first = max((one["samples"].get(t, 0) for t, one in same if t == task), default=0)
         first = first if skip is None else skip
-        own = replace(draw, skip=first, samples=samples or MOST)
-        draws[task] = own if samples else request.rest(task, first, MOST, 0, 2, OTHERS)
+        draws[task] = request.rest(task, first, samples or MOST, 0, samples or 2, OTHERS)
     if skip is None and any(own.skip for own in draws.values()):
         listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())
         note(f"left out, because calibration used them: the first samples of {listed}")
-    grown = (one.get("rows", {}).get(t, n) != n for one in same for t, n in request.counts.items())
+    grown = (one["rows"].get(t, n) != n for t, one in same for n in [request.counts[t]])
+    silent = [f for f, own in recorded.items() if not own and read_record(f).get("blocks")]
     reasons = {
-        "drew with another seed": len(same) < len(seeds),
+        "drew with another seed": len(same) < len(used),
         "had another number of rows": any(grown),
-        "did not record its samples": any(r.get("blocks") and "samples" not in r for r in records),
+        "had other names of tasks": any(task not in one["samples"] for task, one in used),
+        "did not record its samples": silent,
     }
     for reason in (reason for reason, holds in reasons.items() if holds and skip is None):
         note(f"calibration {reason}, so some of these samples may be its own")

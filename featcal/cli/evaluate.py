@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from featcal.data.places import Location
 
-    # by task which samples are right, and the number of classes; 0 if it is not known
-    Answers = Mapping[str, tuple[Tensor, int]]
-
 SETTINGS = (options.Sampling(batch=64, split="test"),)
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
 CLASS_MEANS = (
@@ -101,7 +98,7 @@ def evaluate(
     for task, (right, known) in answers.items():
         value = percent(right)
         tasks[task] = {"accuracy": value, unit: len(right)}
-        rows.append([task, str(known or ""), str(len(right)), f"{value:.2f}"])
+        rows.append([task, str(known), str(len(right)), f"{value:.2f}"])
         results.append((task, "accuracy", "accuracy", round(value / 100, 4)))
     average = sum(one["accuracy"] for one in tasks.values()) / len(tasks)
     if as_json:
@@ -130,9 +127,9 @@ def image_answers(
     sampling: options.Sampling,
     device: Any,
     columns: Mapping[str, str],
-) -> "Answers":
-    """Return the answers of a vision model by heads that the base makes: a whole CLIP's features of
-    prompts, or, without templates, a vision model's mean features of every class.
+) -> "Mapping[str, tuple[Tensor, int]]":
+    """Return by task which images are right, and the number of classes. The base makes the heads:
+    a whole CLIP's features of prompts, or, without templates, the mean features of every class.
     """
     from featcal.data.images import Preprocess, load_images
     from featcal.evaluation import accuracy
@@ -179,8 +176,8 @@ def text_answers(
     sampling: options.Sampling,
     device: Any,
     columns: Mapping[str, str],
-) -> "Answers":
-    """Return the answers on labelled texts, by the head, likelihoods or vectors of the model."""
+) -> "Mapping[str, tuple[Tensor, int]]":
+    """Return by task which texts are right, and the number of classes."""
     from featcal.data.texts import input_of, load_labelled, reader_for
     from featcal.evaluation.accuracy import WAYS, TextModel, right_answers, way_of
     from featcal.models.load import load_model

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from featcal.card import hub_checkpoint
-from featcal.cli import options
+from featcal.cli import options, output
 from featcal.cli.calibrate import MOST, Calibrating, run
 from featcal.cli.compare import add_agreements, agreements_of
 from featcal.cli.inputs import read_inputs
@@ -24,8 +24,8 @@ ERRORS = 2  # standard errors beyond which a difference counts
 BEFORE, AFTER = "before", "after"
 VERDICTS = {"better": "better", "worse": "worse", "same": "not clearly different"}  # in a sentence
 EPILOG = f"""A quarter of each task's samples ({FEWEST} to {SPARE}) is held out and used to compare the
-model before and after. The others calibrate it, with settings chosen as by featcal calibrate.
-Each task needs at least {LEAST} samples.
+model before and after. The others calibrate it, with settings chosen as by featcal calibrate,
+which the model card lists. Each task needs at least {LEAST} samples.
 
 {options.DATA_FORMATS}
 
@@ -68,6 +68,8 @@ def fix(
         raise BadData("--data", f"{problem}; {listed}", "give more samples, or", way_out)
     for folder in (inputs.merged, *inputs.experts.values()):
         Sentences.of_folder(folder)  # refuses modules that cannot be compared afterwards
+    if output.recorded_draws(inputs.merged):
+        note(f"{inputs.merged} was made with samples: some of those held out may be among them")
     draws, rest = {}, {}
     for task in inputs.data:
         spared = min(SPARE, max(FEWEST, int(LEFT * request.counts[task])))
@@ -118,8 +120,6 @@ def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
 
 def sentence(rows: list[dict[str, Any]], out: Path) -> str:
     """Return the result in one sentence."""
-    parts = []
-    for verdict, word in VERDICTS.items():
-        if names := [row["expert"] for row in rows if row["verdict"] == verdict]:
-            parts.append(f"{word} for {', '.join(names)}")
+    named = {w: [r["expert"] for r in rows if r["verdict"] == v] for v, w in VERDICTS.items()}
+    parts = [f"{word} for {', '.join(names)}" for word, names in named.items() if names]
     return f"{out} is {', '.join(parts)}; a difference counts beyond two standard errors."

@@ -121,8 +121,6 @@ def named(option: str, pairs: Iterable[str], form: str, find: Callable[..., T]) 
 
 def named_data(pairs: Collection[str], collect: AllAtOnce) -> "dict[str, Location]":
     """Return the `--data` arguments: files, folders or datasets of the hub."""
-    if not pairs:
-        return {}
     from featcal.data.places import location_of
 
     return collect(named, "--data", pairs, "NAME=PATH", partial(collect, location_of)) or {}
@@ -167,6 +165,8 @@ def read_inputs(
             way_out = f"name them, or put mergekit's recipe there as {WRITTEN}"
             collect.mistakes.append(FeatCalError(", ".join(missing), problem, way_out))
     collect.report()
+    if folder and origin and records_models(origin) and not records_models(folder):
+        note(f"{origin} was merged itself, {folder} may not be: are base and merged model swapped?")
     origin = origin or folder
     assert origin is not None
     from featcal.models.checkpoint import is_adapter
@@ -330,7 +330,7 @@ class Request:
         Raises: BadSetting if fewer than `fewest` are left, not counting those `spared`.
         """
         count, out, source = self.counts[task], skip + spared, str(self.inputs.data[task].source)
-        expected = f"must hold more than the {out} samples that are left out; it has {count}"
+        expected = f"has {count} samples: {out} are left out, and {fewest} more are needed"
         require(count - out >= fewest, f"--data {task}", source, expected + way_out)
         return replace(self.draw, skip=skip, samples=min(most, count - out))
 

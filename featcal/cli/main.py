@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from featcal.errors import FeatCalError, RemoteRankError
 
-MISTAKE, INTERRUPTED = 2, 130
+MISTAKE, INTERRUPTED, CLOSED = 2, 130, 141
 COMMANDS = {  # by name one line of help; the function is `featcal.cli.<name>.<name>`
     "merge": "Merge fine-tuned models into one.",
     "fix": "Calibrate a merged model and test it on held-out samples.",
@@ -39,15 +39,13 @@ LOG_FILE = "Write a timestamped log to FILE."
 LOG_LEVEL = "Level of the log: debug, info, warning or error. Default: info."
 EXIT_CODES = (
     "Exit codes: 0 done; 2 a mistake in arguments, files or settings, explained in one message; "
-    "130 interrupted (Ctrl-C, SIGTERM); 1 a bug in featcal."
+    "130 interrupted (Ctrl-C, SIGTERM); 141 output closed early, as by | head; 1 a bug in featcal."
 )
 EPILOG = f"""Examples:
 
 featcal merge task_arithmetic --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
 
 featcal fix merged --data mnist=images/mnist --data dtd=images/dtd
-
-featcal calibrate --help
 
 {EXIT_CODES}"""
 
@@ -68,13 +66,14 @@ class Command(TyperCommand):
             merged = Path(given.get("merged") or ".")
             if given.get("merged") and merged.is_dir() and not records_models(merged):
                 missing += [f"--{name}" for name in ("base", "expert") if not given.get(name)]
-            problem = f"{context.info_name} also needs {', '.join(missing)}."
+            problem = f"{context.info_name} needs {', '.join(missing)}."
             raise FeatCalError(problem, "", f"{context.command_path} --help lists all options")
         return super().parse_args(context, arguments)
 
     def invoke(self, context: Any) -> Any:
-        """Run the command; the hidden option --tokens 64 is --set tokens=64."""
+        """Run the command; --tokens 64 is --set tokens=64, and ~ the home folder in any path."""
         values = context.params
+        values |= {k: Path(os.path.expanduser(v)) for k, v in values.items() if isinstance(v, Path)}
         for key in [one.name for one in self.params if getattr(one, "hidden", False)]:
             pairs = [f"{key}={value}" for value in values.pop(key) or ()]
             values["setting"] = [*(values["setting"] or ()), *pairs]
@@ -155,7 +154,7 @@ def options(
 
     output.show_progress(not quiet)
     if log_file:
-        output.log_to(log_file, log_level)
+        output.log_to(os.path.expanduser(log_file), log_level)
     if version:
         output.say(f"featcal {__version__}")
         raise typer.Exit()
@@ -211,8 +210,8 @@ def mistake(error: Exception, arguments: Sequence[str]) -> str | None:
         others = "end other processes on that GPU (nvidia-smi lists them), or"
         ways_out = smaller, others, "compute on the CPU: --device cpu"
         return str(FeatCalError(" ".join(["featcal", *arguments][:4]), problem, *ways_out))
-    if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError):
-        reason = (error.strerror or "cannot be used").lower()
-        location = error.filename or "input or output"
-        return f"{location}: {reason}.\n  - check the path and its permissions"
+    if isinstance(error, OSError) or "(os error" in reason:  # the second by safetensors
+        reason = (getattr(error, "strerror", "") or "").lower() or reason or "cannot be used"
+        location = getattr(error, "filename", None) or "input or output"
+        return f"{location}: {reason}.\n  - check the path, its permissions and the free space"
     return None

@@ -39,8 +39,6 @@ EPILOG = f"""Methods and their settings, with defaults (vocabulary: token embedd
 
 Examples:
 
-featcal merge average --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
-
 featcal merge task_arithmetic --scale 0.3 --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
 
 featcal merge regmean --base base --expert mnist=m --expert dtd=d --data mnist=images/mnist --data dtd=images/dtd --out merged"""
@@ -98,12 +96,15 @@ def merge(
 
         model, draw = skeleton(inputs.base), keys.draw(samples or MOST, seed, column=column)
         takes, data = input_of(model), inputs.data.items()
-        counts = {t: samples or min(MOST, len(samples_at(at, takes, draw))) for t, at in data}
-        for count in {*counts.values()}:  # tasks of one size share the tokenizer or processor
-            own = {task: at for task, at in data if counts[task] == count}
+        every = {task: len(samples_at(at, takes, draw)) for task, at in data}
+        rows = {task: (samples or min(MOST, count), count) for task, count in every.items()}
+        for count in {count for count, _ in rows.values()}:  # tasks of one size share the tokenizer
+            own = {task: at for task, at in data if rows[task][0] == count}
             batches |= drawn(model, (inputs.base,), own, replace(draw, samples=count))
     given = {"batches": batches, "head": head, "embeddings": keys.embeddings, "device": device}
     merge_folders(method, inputs.base, inputs.experts, out=out, progress=note, **given, **settings)
+    if inputs.data:
+        output.record_draw(out, draw, rows)
     if as_json:
         experts = {name: str(folder) for name, folder in inputs.experts.items()}
         content = {"folder": str(out), "method": method, "settings": settings}

@@ -1,5 +1,6 @@
 """Options that several commands share, the keys of `--set`, and how their values are read."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -21,7 +22,7 @@ EXPERT = "An expert: a model or a LoRA adapter. Repeatable."
 DATA = "Samples of a task: a folder, a file or a hub dataset; no labels needed. Repeatable."
 PUSH = "Upload the written folder to this hub repository, which is created if needed."
 CARD = "Add the results to the model card (README.md), as text and as the hub's model-index."
-RECORDED = "Default: as recorded in the merged folder."
+RECORDED = "Default: as recorded in the folder of the merged or calibrated model."
 BASE = "Model the experts were fine-tuned from."
 MODEL = {"metavar": "MODEL"}
 NAMED = {"metavar": "NAME=MODEL"}
@@ -62,12 +63,11 @@ Json = Annotated[bool, Option("--json", help="Print one JSON object instead of t
 Push = Annotated[str | None, Option("--push-to-hub", metavar="OWNER/NAME", help=PUSH)]
 Card = Annotated[bool, Option("--card", help=CARD)]
 
-DATA_FORMATS = """Images, for CLIP, ViT, DINOv2 and SigLIP: a folder of images,
-FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image, or a hub dataset.
+DATA_FORMATS = """Images, for CLIP, ViT, DINOv2 and SigLIP: a folder of images, FOLDER/train/CLASS/*.png,
+FOLDER/train.parquet with a column image, or a hub dataset.
 
 Texts, for Llama, T5, BERT and others: FILE.txt (one sample per line), FILE.jsonl, .json, .csv or
-.parquet with text, messages, prompt and completion, or input and target, a folder with train.jsonl,
-or a hub dataset."""
+.parquet with text, messages, prompt and completion, or input and target; FOLDER/train.jsonl; or a hub dataset."""
 
 
 class Sampling(Settings):
@@ -145,7 +145,8 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
             raise UnknownKey("--set", key, fields)
         annotation = str(fields[key].annotation)
         listed = "tuple" in annotation and ("," in text or "str" in annotation)
-        read = str if "str" in annotation or "Path" in annotation else yaml_scalar
+        read = os.path.expanduser if "Path" in annotation else yaml_scalar
+        read = str if "str" in annotation else read
         values[key] = [read(t) for t in text.split(",")] if listed else read(text)
     changed = []
     for one in defaults:

@@ -1,8 +1,8 @@
 """Print on the terminal, check and upload the folder that a command writes, add results to cards.
 
 Results go to standard output, progress and errors to standard error. Of several processes that
-share a run (torchrun), only the first prints; each reports its own mistakes. Bars and colours appear
-on terminals only; NO_COLOR switches colours off there too.
+share a run (torchrun), only the first prints; each reports its own mistakes. Colours and the bars of
+other packages appear on terminals only; NO_COLOR switches colours off there too.
 """
 
 import json
@@ -10,8 +10,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,11 +20,13 @@ from pydantic import ByteSize
 from rich.console import Console
 from rich.text import Text
 
+from featcal.card import RECORD, read_record
 from featcal.errors import BadSetting, HubUnreachable, one_line
-from featcal.files import require_apart
+from featcal.files import require_apart, write_json
 from featcal.settings import require
 
 if TYPE_CHECKING:
+    from featcal.data.batches import Draw
     from featcal.data.places import Location
 
 RANK = int(os.environ.get("RANK", "0") or "0")
@@ -40,6 +41,7 @@ Measured = tuple[str, str, str, float]  # task, metric, its name, value
 BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
 LOG = logging.getLogger("featcal")
+DRAW = ("seed", "split", "samples", "rows")  # keys of a record
 
 
 class Warnings(logging.Handler):
@@ -53,15 +55,10 @@ class Warnings(logging.Handler):
 LOG.addHandler(Warnings())
 
 
-def on_terminal() -> bool:
-    """Return whether results and progress both go to a terminal."""
-    return progress.is_terminal and output.is_terminal
-
-
 def show_progress(shown: bool) -> None:
     """Print progress or not; other packages' bars only where results go to a terminal too."""
     progress.quiet = RANK > 0 or not shown
-    if not (shown and on_terminal()):
+    if not (shown and progress.is_terminal and output.is_terminal):
         for name in BARS:
             os.environ.setdefault(name, "1")
 
@@ -113,9 +110,8 @@ def table(title: str, columns: list[str], rows: list[list[str]], right: bool = T
     output.print(grid, soft_wrap=False)
 
 
-@contextmanager
-def progress_bar(total: int, title: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows one line per finished step: a bar on a terminal, else lines."""
+def progress_lines(total: int) -> Callable[[str], None]:
+    """Return a function that prints one line per finished step, with the time that is left."""
     begin, done = time.monotonic(), 0
 
     def finished(text: str) -> None:
@@ -125,18 +121,7 @@ def progress_bar(total: int, title: str) -> Iterator[Callable[[str], None]]:
         left = f", about {timedelta(seconds=seconds)} left" if done < total else ""
         progress.print(f"{text}  ({done} of {total}{left})")
 
-    if not on_terminal():
-        yield finished
-        return
-    from rich import progress as bars
-
-    text = bars.TextColumn("{task.description}", markup=False)
-    count = bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
-    # by default the estimate of the time left forgets steps of more than half a minute
-    how: dict[str, Any] = {"transient": True, "speed_estimate_period": float("inf")}
-    with bars.Progress(text, bars.BarColumn(), *count, console=progress, **how) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda text: bar.update(task, advance=1, description=text)
+    return finished
 
 
 def size_text(size: int) -> str:
@@ -237,6 +222,20 @@ def require_room(merged: Path, out: Path, work: Path | None) -> None:
     require_space("--out", out, size if work else 2 * size)
     if work:
         require_space("calibrate.work", work, size)
+
+
+def recorded_draws(folder: Path) -> list[dict[str, Any]]:
+    """Return which samples a folder's merge and calibrations drew, the last of them first."""
+    record = read_record(folder)
+    last = [{k: record.get(k, {}) for k in DRAW}] if "samples" in record else []
+    return last + record.get("earlier", [])
+
+
+def record_draw(out: Path, draw: "Draw", rows: Mapping[str, tuple[int, int]], **more: Any) -> None:
+    """Record which samples made a folder; `rows` are those drawn and all there are, by task."""
+    counts = ({task: pair[i] for task, pair in sorted(rows.items())} for i in range(2))
+    own = dict(zip(DRAW, (draw.seed, draw.split, *counts), strict=True))
+    write_json(out / RECORD, dict(sorted({**read_record(out), **more, **own}.items())))
 
 
 def add_to_card(

@@ -18,7 +18,7 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.set_threshold(10_000)  # not 700: importing torch takes half a second less
     share_machine()
-    from featcal.cli.main import INTERRUPTED, main
+    from featcal.cli.main import CLOSED, INTERRUPTED, main
 
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,6 +28,8 @@ def main() -> int:
         return main()
     except KeyboardInterrupt:  # again, while the first one was reported
         return INTERRUPTED
+    except SystemExit:  # rich's, where nobody reads the output any more
+        return CLOSED
     finally:  # nothing is left to interrupt
         gc.freeze()  # the collection at exit would take a second
         for sign in (signal.SIGINT, signal.SIGTERM):

@@ -61,9 +61,10 @@ class Location:
 
     @property
     def has_splits(self) -> bool:
-        """Return whether it can have several splits, as no file or single saved table has."""
+        """Return whether it can have several splits: no file, saved table or flat folder can."""
         path = Path(self.source)
-        return self.on_hub or not (path.is_file() or any(path.glob("data-*.arrow")))
+        flat = path.is_file() or any(path.glob("data-*.arrow"))
+        return self.on_hub or not (flat or (not has_parts(path) and pictures_in(path)))
 
     @property
     def name(self) -> str:
@@ -166,8 +167,7 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
 
     root, at = folder / split, f"{folder} ({split})"
     if not root.is_dir():
-        parts = any((folder / n).is_dir() or split_files(folder, n, (".parquet",)) for n in SPLITS)
-        if parts or labelled or not folder.is_dir():
+        if has_parts(folder) or labelled or not folder.is_dir():
             raise _no_split(folder, split, f"{split}.parquet or {split}/<class>/")
         root = folder
     _report_unread(at, root.resolve())
@@ -185,6 +185,11 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
         others = classes_in(folder, (name for name in SPLITS if name != split))
         features[LABEL] = datasets.ClassLabel(names=sorted({*columns[LABEL], *others}))
     return datasets.Dataset.from_dict(columns, features)
+
+
+def has_parts(folder: Path) -> bool:
+    """Return whether a folder of pictures has any of the usual splits."""
+    return any((folder / n).is_dir() or split_files(folder, n, (".parquet",)) for n in SPLITS)
 
 
 def pictures_in(folder: Path) -> list[str]:
@@ -272,8 +277,6 @@ def reaching(
         login = "if it is private or has terms to accept, accept them there and run `hf auth "
         ways_out = [f"check owner, name and revision at {page}, and"]
         ways_out += [f"{login}login` with a token that may read it (or set HF_TOKEN)"]
-        if isinstance(error, hub_errors.GatedRepoError):
-            ways_out.append("in a suite file, write `null` for its role to do without it")
         raise missing(at, f"{problem} ({type(error).__name__}{more})", *ways_out) from None
     except (OSError, hub_errors.HTTPError, hub_errors.XetDownloadError) as error:  # type: ignore[attr-defined]
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:

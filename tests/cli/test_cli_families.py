@@ -4,7 +4,6 @@ import json
 
 import checkpoints
 import language
-import pyarrow.parquet
 import pytest
 import tiny
 import torch
@@ -68,7 +67,6 @@ def written(folder):
 
 
 def equals_the_call(folder, batches):
-    """Check the weights in `new` against those of the call in Python."""
     given = {"experts": {"a": "a", "b": "b"}, "batches": batches, "settings": SETTINGS}
     called = featcal.calibrate("merged", base="base", **given).model
     assert written(folder / "new")
@@ -152,18 +150,6 @@ def test_a_model_that_needs_code_from_its_folder_is_refused_unasked(here, capsys
     assert cli.main(TEXT) == 0
     note = "a/config.json: auto_map names own.LlamaForCausalLM, which is not run"
     assert note in capsys.readouterr().err
-
-
-def test_a_row_that_names_a_picture_outside_of_the_folder_is_refused(here, capsys):
-    folder, _ = flat(here, "vit")
-    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
-    secret = str(folder / "pictures/a/0.png")
-    (folder / "rows").mkdir()
-    for path in ("../pictures/a/0.png", secret, "https://example.org/x.png"):
-        table = pyarrow.table({"image": pyarrow.array([{"path": path, "bytes": None}] * 6, kind)})
-        pyarrow.parquet.write_table(table, folder / "rows/train.parquet")
-        command = [*PICTURES[:-4], "--data", "a=rows", "--data", "b=rows"]
-        assert path[:40] in refused(command, folder, capsys)
 
 
 def test_a_classifier_of_pictures_which_pools_nothing_is_refused_for_class_means(here, capsys):

@@ -27,7 +27,6 @@ def changed(path: Path, **values) -> None:
 
 
 def folders(config, name: str) -> None:
-    """Make folders with nothing but config.json in the current one."""
     for role in ("base", "merged", *TASKS):
         Path(role).mkdir()
         content = config.to_dict() | {"architectures": [name]}

@@ -6,11 +6,13 @@ import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, patch
 
 import language
 import pytest
 import torch
 import transformers as tf
+from safetensors import SafetensorError
 from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused, told, tree
 
 import featcal
@@ -20,6 +22,7 @@ from featcal.cli import main as cli
 from featcal.cli import output
 from featcal.cli.calibrate import note_differences
 from featcal.cli.inputs import Inputs
+from featcal.errors import BadPlan
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.load import save_model
 from featcal.settings import Calibration
@@ -34,7 +37,9 @@ def without_work(monkeypatch):
     monkeypatch.setattr("featcal.calibration.calibrate.calibrate", unwanted)
 
 
-def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsys, without_work):
+def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(
+    models, capsys, without_work, monkeypatch
+):
     before = tree(models)
     assert cli.main(DRY) == 0
     printed = capsys.readouterr().out
@@ -43,6 +48,8 @@ def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsy
     content = json.loads(capsys.readouterr().out)
     assert content["drawn"]["dtd"] == {"samples": 6, "longest": 0}
     assert content["needs"]["host_bytes"] > 0
+    monkeypatch.setattr("featcal.cli.plan.estimated", Mock(side_effect=BadPlan("it", "unknown")))
+    assert told(capsys, *DRY) == content | {"needs": None}
 
 
 def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):
@@ -74,6 +81,7 @@ def test_an_expert_of_another_class_is_noted_and_one_of_the_same_class_is_not(mo
     note_differences(Inputs(base, base, {"whole": base, "mnist": Path("mnist")}))
     noted = capsys.readouterr().err
     assert "expert 'mnist': a CLIPVisionModel" in noted and "whole" not in noted
+    assert "of CLIPModel the vision tower is calibrated" in noted
 
 
 def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch):
@@ -186,6 +194,14 @@ def test_no_memory_is_one_message_and_nothing_half_written(models, capsys, monke
     monkeypatch.setattr(torch.linalg, "cholesky_ex", full)
     message = refused(CALIBRATE, models, capsys)
     assert "not enough memory" in message and "--set batch=8" in message
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, SafetensorError])
+def test_a_file_that_safetensors_cannot_open_or_write_is_one_message(models, capsys, error):
+    with patch(
+        "featcal.cli.inputs.model_folder", side_effect=error("File too large (os error 27)")
+    ):
+        assert "too large" in refused(["inspect", "merged"], models, capsys)
 
 
 def test_another_fault_keeps_its_traceback(monkeypatch):

@@ -87,7 +87,7 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
         assert "calibration drew with another seed" in capsys.readouterr().err
     assert cli.main([*arguments[:-1], "12", "--out", "all"]) == 0
     message = refused([*compared[:-5], "new=all", *BY_NAME], Path(), capsys)
-    assert "more than the 12 samples that are left out" in message
+    assert "it has 12 samples: 12 are left out" in message
     Path("math.jsonl").write_text(Path("math.jsonl").read_text() + '{"text": "one more"}\n')
     record = Path("new/featcal.json").read_text()
     for key, reason in ("samples", "had another number of rows"), ("old", "did not record its"):
@@ -96,12 +96,42 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
         assert f"calibration {reason}" in capsys.readouterr().err
 
 
+def test_compare_knows_the_samples_of_merges_earlier_runs_and_other_names(merged, capsys):
+    models = "--base base --expert math=models/math --expert code=models/code".split()
+    few = [*BY_NAME, "--samples", "5"]
+    assert cli.main(["merge", "regmean", *models, *few, "--out", "fused"]) == 0
+    compared = ["compare", "--model", "m=fused", *BY_NAME]
+    for more in ([], ["--set", "split=test"]):  # a file has no splits
+        assert {one["samples"] for one in told(capsys, *compared, *more)["agreement"]} == {7}
+    assert "40 more are needed" in refused([*compared, "--samples", "40"], Path(), capsys)
+    again = ["calibrate", "--merged", "fused", *few, "--preset", "paper", "--seed", "7"]
+    assert cli.main([*again, "--out", "again"]) == 0 == cli.main(["fix", "fused", *BY_NAME])
+    assert "fused was made with samples" in capsys.readouterr().err
+    renamed = "--expert a=models/math --data a=math.jsonl".split()
+    others = {"drew with another seed": BY_NAME, "had other names of tasks": renamed}
+    for reason, named in others.items():
+        assert cli.main(["compare", "--model", "m=again", *named]) == 0
+        assert f"calibration {reason}" in capsys.readouterr().err
+
+
+def test_a_missing_card_and_a_swapped_base_are_reported_before_the_work(
+    merged, capsys, monkeypatch
+):
+    monkeypatch.setattr("featcal.cli.compare.agreements_of", lambda *_: pytest.fail("compared"))
+    (merged / "README.md").unlink()
+    compared = ["compare", "--model", "m=merged", *BY_NAME, "--card"]
+    assert "no card" in refused(compared, Path(), capsys)
+    models = "--base merged --expert math=models/math --expert code=models/code".split()
+    assert cli.main(["plan", "--merged", "base", *models, "--set", "tokens=8"]) == 0
+    assert "base and merged model swapped?" in capsys.readouterr().err
+
+
 def test_the_progress_of_a_mixture_counts_the_blocks_of_six_candidates(merged, monkeypatch, capsys):
-    def bar(total, _):
+    def lines(total):
         raise FeatCalError(f"{total} blocks")
 
     monkeypatch.setattr("featcal.models.modules.packed_experts", lambda _: True)
-    monkeypatch.setattr("featcal.cli.calibrate.progress_bar", bar)
+    monkeypatch.setattr("featcal.cli.calibrate.progress_lines", lines)
     said = refused(["calibrate", "--merged", "merged", *BY_NAME, "--out", "new"], Path(), capsys)
     assert f"{7 * skeleton('base').config.num_hidden_layers} blocks" in said
 

@@ -24,7 +24,6 @@ def written(folder: Path, **changes) -> Path:
 
 
 def slices(*ranges, names="ab", **more):
-    """Slices of the same models."""
     own = [[{"model": n, "layer_range": list(r)} for n in names] for r in ranges]
     return [{"sources": sources} | more for sources in own]
 

@@ -38,13 +38,11 @@ def section(name: str) -> str:
 
 
 def commands(part: str) -> list[list[str]]:
-    """The shell commands of a part of the page."""
     blocks = "\n".join(re.findall(r"```bash\n(.*?)```", part, re.S)).replace("\\\n", " ")
     return [shlex.split(line) for line in blocks.splitlines() if line.strip()]
 
 
 def run(part: str, skip: int = 0) -> None:
-    """Run every command, which must end well."""
     for program, *arguments in commands(part)[skip:]:
         assert program == "featcal" and command(arguments) == 0, arguments
 
@@ -115,7 +113,6 @@ def recipe_of_the_page(**changes) -> Path:
 
 
 def merge_with_mergekit(written: str, **options) -> None:
-    """Merge by mergekit itself."""
     merging = pytest.importorskip("mergekit.merge")
     from mergekit.config import MergeConfiguration
     from mergekit.options import MergeOptions
@@ -131,7 +128,6 @@ def blocks_alone_changed() -> None:
 
 
 def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys):
-    """The weights are those of naming base and experts one by one."""
     merged_as_mergekit_does(recipe_of_the_page(), Path("merged"))
     part = section("use-mergekit")
     assert commands(part)[0] == ["mergekit-yaml", "merge.yaml", "merged"]

@@ -48,6 +48,7 @@ def test_pictures_without_labels_are_read_in_order_of_their_paths(tmp_path, layo
         checkpoints.picture().save(tmp_path / layout / name)
     rows = open_images(Location(tmp_path), "train", False)["image"]
     assert [os.path.basename(row["path"]) for row in rows] == sorted(names)
+    assert Location(tmp_path).has_splits == bool(layout)
 
 
 def test_nothing_is_left_in_the_data_folder_or_in_the_cache(tmp_path, monkeypatch):

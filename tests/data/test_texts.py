@@ -28,7 +28,6 @@ MASKS = ("attention_mask", "decoder_attention_mask")
 
 
 def batches(path, takes, size=3, tokens=None, **how):
-    """Return all samples of a file in batches, read by a byte tokenizer."""
     rows = text_data.load_text(Location(path), "train")
     reader = Reader(tokenizer(**how), takes, tokens or 64, path.parent)
     return token_batches(rows, range(len(rows)), reader, size, float("inf"))

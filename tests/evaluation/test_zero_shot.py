@@ -70,7 +70,6 @@ def test_class_means_equal_means_taken_class_by_class():
 
 @torch.no_grad()
 def right_by_hand(module, clip, head, images):
-    """Return which images are right, one at a time."""
     right = []
     for pixels, label in zip(images.pixels, images.labels, strict=True):
         feature = clip.visual_projection(module(pixel_values=pixels[None]).pooler_output)[0]
