@@ -25,7 +25,6 @@ WEIGHT = "encoder.layers.0.mlp.fc1.weight"
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory) -> Path:
-    """A base, two experts, their images and a merged model, which no test changes."""
     folder = tmp_path_factory.mktemp("models")
     checkpoints.clip_folder(folder / "base")
     for seed, task in enumerate(("mnist", "dtd"), start=1):
@@ -37,7 +36,6 @@ def ready(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def models(ready, tmp_path, monkeypatch) -> Path:
-    """A copy of them as the current folder."""
     shutil.copytree(ready, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
@@ -74,7 +72,6 @@ def told(capsys, *arguments) -> dict:
 
 
 def test_the_cells_of_the_page_on_python_run_as_they_stand_there(models, capsys):
-    """On the same folders; only the numbers of samples are those of the tiny data."""
     page = (Path(__file__).parents[2] / "book/python.md").read_text()
     (models / "models").mkdir()
     for name in ("base", "mnist", "dtd"):
@@ -110,7 +107,6 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
     ("arguments", "said"),
     [
         ([*MERGE, "--sclae", "0.3"], "--scale"),
-        ([*CALIBRATE, "--rigde", "1"], "--ridge"),
         (["clibrate"], "calibrate"),
         (["merge", "averge", *MERGE[2:]], "METHOD: 'averge' is not known"),
         (MERGE[:-2], "--out"),
@@ -122,7 +118,6 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*CALIBRATE, "--set", "residul=1"], "'residual'"),
         ([*CALIBRATE, "--set", "norm"], "KEY=VALUE"),
         ([*CALIBRATE, "--quiet"], "before the command"),
-        ([*CALIBRATE, "--set", "split=trian"], "trian"),
         ([*CALIBRATE, "--data", "cars=images/dtd"], "cars"),
         ([*EVALUATE, "--template", "a photo"], "{}"),
         ([*EVALUATE, "--card", "--set", "split=trian"], "no card (README.md)"),
@@ -131,11 +126,9 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*CALIBRATE, "--set", "work=base/waiting"], "lies in"),
         ([*CALIBRATE, "--set", "work=/proc/x"], "calibrate.work"),
         ([*CALIBRATE, "--out", "merged/new"], "lies inside"),
-        ([*CALIBRATE, "--data", "cars=nowhere/at/all"], "owner/name"),
         ([*CALIBRATE[:-1], "/proc/x"], "/proc/x"),
         ([*EVALUATE, "--template", "a doodle of a {}"], "a doodle of a cat"),
         (["inspect", "base/config.json"], "names a file"),
-        (["inspect", "nowhere"], "nowhere"),
         (["inspect", "images"], "has a config.json"),
     ],
 )
@@ -170,15 +163,6 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing_behind(models, capsys, monkeypa
     monkeypatch.setattr("featcal.models.load._write_safetensors", interrupted)
     assert cli.main(MERGE) == cli.INTERRUPTED
     assert "interrupted" in capsys.readouterr().err and tree(models) == before
-
-
-def test_a_path_may_begin_with_the_home_folder(models, monkeypatch):
-    monkeypatch.setenv("HOME", str(models / "images"))
-    work = ["--set", "work=~/scratch", "--log-file", "~/log"]
-    assert cli.main([*work[2:], *CALIBRATE[:-1], "~/new", *work[:2]]) == 0
-    assert {"new", "log"} <= {path.name for path in Path("images").iterdir()} and not Path(
-        "~"
-    ).exists()
 
 
 def test_a_pipe_that_is_closed_early_is_no_bug(models):

@@ -76,7 +76,6 @@ def equals_the_call(folder, batches):
 
 
 def texts(folder, kind):
-    """Make the folders of one kind of model with data for it, and return where."""
     for seed, name in enumerate(("base", "a", "b", "merged")):
         language.folder(folder / name, kind, seed)
     for name in "ab":
@@ -106,7 +105,6 @@ SIDE = {"size": {"height": 16, "width": 16}}
 
 
 def flat(folder, kind):
-    """Make the folders of one kind of vision model, with pictures that have no labels."""
     processor, build = VISIONS[kind]
     crop = {"crop_size": SIDE["size"]} if kind == "dinov2" else {}
     made = getattr(tf, processor)(**SIDE, **crop)

@@ -21,12 +21,12 @@ from featcal.models.stored import skeleton
 
 EXPERTS = {"math": "models/math", "code": "models/code"}
 DATA = {"math": "math.jsonl", "code": "code.jsonl"}
+NAMED = "--expert math=models/math --expert code=models/code".split()
 BY_NAME = [part for task, path in DATA.items() for part in ("--data", f"{task}={path}")]
 
 
 @pytest.fixture
 def merged(llamas) -> Path:
-    """A merged folder with the record of its base and experts."""
     return Path(featcal.merge("average", "base", EXPERTS, out="merged"))
 
 
@@ -35,7 +35,9 @@ def unseen(draw: Draw) -> dict:
     return drawn(skeleton("base"), [Path("base")], locations, draw)
 
 
-def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(merged, capsys):
+def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(
+    merged, capsys, monkeypatch
+):
     """The oracle is featcal.compare on the samples after the first eight of each task's twelve."""
     assert cli.main(["fix", "merged", *BY_NAME, "--json"]) == 0
     printed = capsys.readouterr()
@@ -54,10 +56,8 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(m
         assert row["verdict"] == expected
     assert "KL from the expert's answers" in Path("merged-calibrated/README.md").read_text()
     assert "math: 12 samples, 8 to calibrate, 4 held out" in noted
-
-
-def test_fix_of_the_current_folder_writes_next_to_it(merged, monkeypatch):
-    monkeypatch.chdir(merged)
+    shutil.rmtree("merged-calibrated")
+    monkeypatch.chdir(merged)  # the current folder is written next to it
     assert cli.main(["fix", ".", *(part.replace("=", "=../") for part in BY_NAME)]) == 0
     assert Path("../merged-calibrated/model.safetensors").is_file()
 
@@ -96,10 +96,11 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
         assert f"calibration {reason}" in capsys.readouterr().err
 
 
-def test_compare_knows_the_samples_of_merges_earlier_runs_and_other_names(merged, capsys):
-    models = "--base base --expert math=models/math --expert code=models/code".split()
+def test_compare_knows_the_samples_of_merges_earlier_runs_and_other_names(
+    merged, capsys, monkeypatch
+):
     few = [*BY_NAME, "--samples", "5"]
-    assert cli.main(["merge", "regmean", *models, *few, "--out", "fused"]) == 0
+    assert cli.main(["merge", "regmean", "--base", "base", *NAMED, *few, "--out", "fused"]) == 0
     compared = ["compare", "--model", "m=fused", *BY_NAME]
     for more in ([], ["--set", "split=test"]):  # a file has no splits
         assert {one["samples"] for one in told(capsys, *compared, *more)["agreement"]} == {7}
@@ -108,22 +109,14 @@ def test_compare_knows_the_samples_of_merges_earlier_runs_and_other_names(merged
     assert cli.main([*again, "--out", "again"]) == 0 == cli.main(["fix", "fused", *BY_NAME])
     assert "fused was made with samples" in capsys.readouterr().err
     renamed = "--expert a=models/math --data a=math.jsonl".split()
+    monkeypatch.setattr("featcal.cli.compare.agreements_of", lambda *_: [])
     others = {"drew with another seed": BY_NAME, "had other names of tasks": renamed}
     for reason, named in others.items():
         assert cli.main(["compare", "--model", "m=again", *named]) == 0
         assert f"calibration {reason}" in capsys.readouterr().err
-
-
-def test_a_missing_card_and_a_swapped_base_are_reported_before_the_work(
-    merged, capsys, monkeypatch
-):
+    Path("fused/README.md").unlink()
     monkeypatch.setattr("featcal.cli.compare.agreements_of", lambda *_: pytest.fail("compared"))
-    (merged / "README.md").unlink()
-    compared = ["compare", "--model", "m=merged", *BY_NAME, "--card"]
-    assert "no card" in refused(compared, Path(), capsys)
-    models = "--base merged --expert math=models/math --expert code=models/code".split()
-    assert cli.main(["plan", "--merged", "base", *models, "--set", "tokens=8"]) == 0
-    assert "base and merged model swapped?" in capsys.readouterr().err
+    assert "no card" in refused([*compared, "--card"], Path(), capsys)
 
 
 def test_the_progress_of_a_mixture_counts_the_blocks_of_six_candidates(merged, monkeypatch, capsys):
@@ -167,15 +160,17 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch
     assert "other options" in refused([*run, "--out", "o", "--ridge", "1"], Path(), capsys)
 
 
-def test_a_message_names_all_that_is_missing(merged, capsys):
+def test_a_message_names_all_that_is_missing_or_seems_swapped(merged, capsys):
+    swapped = ["plan", "--merged", "base", "--base", "merged", *NAMED, "--set", "tokens=8"]
+    assert cli.main(swapped) == 0 and "model swapped?" in capsys.readouterr().err
     Path("merged/featcal.json").unlink()
     lacking = refused(["calibrate", "--merged", "merged"], Path(), capsys)
     assert "--data, --out, --base, --expert" in lacking
     wrong = "fix nowhere --base gone --expert math=lost --data math=away.jsonl".split()
     message = refused(wrong, Path(), capsys)
     assert all(name in message for name in ("nowhere", "gone", "lost", "away.jsonl"))
-    named = [*"--base base --expert math=models/math --expert code=models/code".split()]
-    assert "--data code=PATH" in refused(["fix", "merged", *named, *BY_NAME[:2]], Path(), capsys)
+    named = ["fix", "merged", "--base", "base", *NAMED, *BY_NAME[:2]]
+    assert "--data code=PATH" in refused(named, Path(), capsys)
 
 
 def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):

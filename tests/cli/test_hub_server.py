@@ -20,7 +20,6 @@ from featcal.models.load import load_vision
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """Local models: of pictures in the folder itself, of text in llama-*."""
     folder = tmp_path_factory.mktemp("local")
     checkpoints.clip_folder(folder / "base")
     checkpoints.vision_folder(folder / "expert", 1)
@@ -34,7 +33,6 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """The hub, and a client that was never here before."""
     folder = tmp_path_factory.mktemp("hub")
     with HubServer(everything(folder), gated=["datasets/bad/gated"]) as hub:
         hub.folder = folder
@@ -43,7 +41,6 @@ def served(tmp_path_factory):
 
 
 def environment(hub: HubServer) -> dict[str, str]:
-    """The cache of downloads is not in its usual folder."""
     return {**hub.environment(hub.folder / "home"), "HF_HUB_CACHE": str(hub.folder / "downloaded")}
 
 
@@ -55,7 +52,6 @@ def command(place: Path, data: str, out: Path, kind: str = "") -> list[str]:
 
 
 def complaint_of(client: Client, arguments: list[str]) -> str:
-    """Return the one message of a command line that must be refused, and that writes nothing."""
     code, complaint = client.ask("featcal", *arguments)
     assert code == cli.MISTAKE and complaint.count("featcal:") == 1, complaint
     out = Path(arguments[arguments.index("--out") + 1])

@@ -33,7 +33,6 @@ DATA = "--data math=math.jsonl --data code=code.jsonl"
 
 
 def section(name: str) -> str:
-    """The part of the page below a label, up to the next one."""
     return PAGE.split(f"({name})=", 1)[1].split("\n(use-", 1)[0].split("\n## What is written", 1)[0]
 
 
@@ -72,7 +71,6 @@ def solved() -> set[str]:
 
 
 def fine_tuned(base: Path, out: Path, seed: int) -> Path:
-    """Write the base with all weights moved a little, and its tokenizer, as an expert."""
     return save_model(shifted(load_model(base), seed, 0.02), out, like=base)
 
 
@@ -84,7 +82,6 @@ def texts(name: str, pairs: bool = False) -> None:
 
 @pytest.fixture
 def llamas(tmp_path, monkeypatch) -> Path:
-    """A base, two fine-tunes of it and their texts, as the page names them."""
     monkeypatch.chdir(tmp_path)
     language.folder(Path("base"), "llama")
     for seed, name in enumerate(("math", "code"), start=1):
@@ -94,7 +91,6 @@ def llamas(tmp_path, monkeypatch) -> Path:
 
 
 def merged_as_mergekit_does(recipe: Path, out: Path) -> None:
-    """Write task arithmetic with its recipe, as mergekit does."""
     content = yaml.safe_load(recipe.read_text())
     state = base = tensors(Path(content["base_model"]))
     for entry in content["models"]:
@@ -213,7 +209,6 @@ def test_dinov2_is_calibrated_compared_and_scored_by_class_means(tmp_path, monke
 
 
 def by_nearest_mean(vision, model, task: str) -> float:
-    """Return the percentage of test pictures whose class has the nearest mean of the base's features."""
     processor = AutoImageProcessor.from_pretrained("dinov2", backend="pil")
 
     def features(of, split: str, label: str) -> torch.Tensor:

@@ -16,7 +16,6 @@ from featcal.calibration.choose import relational_divergence
 
 
 def scores(model, batch):
-    """Return log softmax of every row without padding, by sample."""
     with torch.no_grad():
         z = model(**batch).logits
         z = (torch.cat([z, 0 * z], 1) if z.shape[-1] == 1 else z).log_softmax(-1)

@@ -33,7 +33,6 @@ def accuracy(folder, rows, capsys, *more):
 
 
 def expected(predict):
-    """Return the percentage of samples whose label has the largest score."""
     scores = [(predict(text), name) for text, name in SAMPLES]
     right = sum(max(own, key=own.get) == name for own, name in scores)
     return pytest.approx(100 * right / len(SAMPLES))
@@ -60,6 +59,8 @@ def test_language_models_answer_with_the_likeliest_label(kind, rows, tmp_path, c
         return scores
 
     assert accuracy(tmp_path, rows, capsys) == expected(log_likelihoods)
+    chats = [{"messages": [{"role": "user", "content": t}], "label": n} for t, n in SAMPLES]
+    assert evaluate(tmp_path, chats) == 2 and "line 1: is a chat" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "pad"), [("Bert", 0), ("Llama", 7), ("Llama", None), ("T5", 0)])
@@ -84,14 +85,6 @@ def test_classifiers_answer_with_their_own_names(kind, pad, tmp_path, capsys):
     assert accuracy(tmp_path, numbered, capsys, *classes) == expected(logits)
     assert evaluate(tmp_path, [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]) == 2
     assert "id2label" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", ["llama", "t5", "bert"])
-def test_a_chat_is_refused_by_models_that_would_read_nothing_of_it(kind, tmp_path, capsys):
-    language.folder(tmp_path / "m", kind)
-    chats = [[{"role": "user", "content": text}] for text, _ in SAMPLES]
-    rows = [{"messages": c, "label": name} for c, (_, name) in zip(chats, SAMPLES, strict=True)]
-    assert evaluate(tmp_path, rows) == 2 and "line 1: is a chat" in capsys.readouterr().err
 
 
 def test_encoders_answer_with_the_nearest_label_by_the_mean_over_tokens(tmp_path, capsys):

@@ -22,8 +22,6 @@ CLASSES, TEMPLATES = ("cat", "red dog", "ship"), ("a photo of a {}", "the {}")
 
 
 class Pictures(SimpleNamespace):
-    """Random images with labels; counts how often batches are asked for."""
-
     def batches(self, indices, size):
         self.passes += 1
         for start in range(0, len(self.pixels), size):
@@ -42,6 +40,7 @@ def head_of(clip, classes=CLASSES, batch=256):
 
 @pytest.mark.parametrize("batch", [1, 4, 256])
 def test_prompt_head_equals_one_prompt_at_a_time(batch):
+    assert prompts_of(["{cat}", "a {0} b"], ["the {}"]) == ["the {cat}", "the a {0} b"]
     clip, tokenizer = checkpoints.clip(), checkpoints.tokenizer()
     head = head_of(clip, batch=batch)
     assert not head.requires_grad
@@ -51,10 +50,6 @@ def test_prompt_head_equals_one_prompt_at_a_time(batch):
             pooled = [clip.text_model(input_ids=p["input_ids"]).pooler_output for p in prompts]
             texts = [normalize(clip.text_projection(p)[0], dim=0) for p in pooled]
             assert torch.allclose(row, normalize(torch.stack(texts).mean(0), dim=0), atol=1e-6)
-
-
-def test_braces_in_a_class_name_are_kept():
-    assert prompts_of(["{cat}", "a {0} b"], ["the {}"]) == ["the {cat}", "the a {0} b"]
 
 
 def test_class_means_equal_means_taken_class_by_class():
