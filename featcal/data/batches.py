@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.data import texts as text_data
-from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Preprocess
+from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Indices, Preprocess
 from featcal.data.places import Columns, Location, location_of, open_images
 from featcal.data.texts import ModelInput, Reader, Sample, TokenizedText, input_of
 from featcal.models.batch import IGNORED, Batch
@@ -118,8 +118,7 @@ def drawn(
         reader = text_data.reader_for(folders, takes, draw.tokens, draw.expert)
     for task, location in sorted(locations.items()):
         samples = samples_at(location, takes, draw)
-        drawn_first = draw_indices(task, len(samples), draw.skip + draw.samples, draw.seed)
-        chosen = drawn_first[draw.skip :].tolist()
+        chosen = draw_indices(task, len(samples), draw.skip + draw.samples, draw.seed)[draw.skip :]
         if takes.kind == "pictures":
             pixels = EncodedRows(location, draw.split, samples, preprocess)[chosen]
             batches[task] = picture_batches(ImageSet(pixels, preprocess), draw)
@@ -143,7 +142,7 @@ def picture_batches(pictures: ImageSet, draw: Draw) -> DrawnBatches:
 
 
 def token_batches(
-    samples: Sequence[Sample], rows: Sequence[int], reader: Reader, size: int, most: float = PADDED
+    samples: Sequence[Sample], rows: Indices, reader: Reader, size: int, most: float = PADDED
 ) -> DrawnBatches:
     """Tokenise the samples in these rows; batch the longest first, to show lack of memory at once.
 

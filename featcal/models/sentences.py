@@ -39,6 +39,10 @@ class Texts:
         if not (folder / MODULES).is_file():
             return cls()
         limits = next(map(optional_json, sorted(folder.glob("sentence_*_config.json"))), {})
+        if "message" in (limits.get("modality_config") or {}):
+            problem = "puts texts into a chat template (message), which is not supported"
+            way_out = "remove message there, if it was trained on plain texts"
+            raise BadFile(folder / "sentence_bert_config.json", problem, way_out)
         prompts = optional_json(folder / "config_sentence_transformers.json")
         prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name")) or ""
         return cls(prompt, bool(limits.get("do_lower_case")), limits.get("max_seq_length"))

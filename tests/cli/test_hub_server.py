@@ -71,7 +71,6 @@ LOCAL = {
 
 @pytest.fixture(scope="module")
 def calibrated(served, place, tmp_path_factory):
-    """Compare what a client writes from a data set of the hub with its files in a local folder."""
     hub, _ = served
 
     @functools.cache
@@ -117,7 +116,6 @@ def ask_everywhere(client: Client, out: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def gone(served, place):
-    """The client that has downloaded everything, now without its hub; another in offline mode."""
     hub, client = served
     for name in LOCAL:
         assert client.ask("open", name, "train")[0] == "opened"

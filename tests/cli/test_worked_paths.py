@@ -238,7 +238,6 @@ def test_open_clip_is_converted_calibrated_and_converted_back(tmp_path, monkeypa
 
 
 def lora(folder: Path, base: Path, seed: int = 3) -> Path:
-    """Write a LoRA folder with peft, on every q_proj of the base, and the model it makes."""
     torch.manual_seed(seed)
     how = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"], init_lora_weights=False)
     adapted = peft.get_peft_model(load_model(base), how)

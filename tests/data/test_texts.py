@@ -184,6 +184,10 @@ def test_a_sentence_encoder_s_folder_says_prompt_case_and_length(tmp_path):
     tokenizer().save_pretrained(tmp_path / "base")  # of an expert where the base does not say
     reader = text_data.reader_for([tmp_path / "base"], takes, None, tmp_path)
     assert reader.tokens(Sample("row 0", "A red BOX")).ids == want
+    by_chats = {"modality_config": {"text": {}, "message": {}}}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(by_chats))
+    with pytest.raises(BadFile, match="puts texts into a chat template"):
+        text_data.reader_for([tmp_path], takes, None)
     (tmp_path / "modules.json").unlink()
     assert text_data.reader_for([tmp_path], takes, None).length == 64
 

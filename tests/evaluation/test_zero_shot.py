@@ -74,7 +74,6 @@ def right_by_hand(module, clip, head, images):
 
 
 def test_every_image_is_judged_as_by_hand_in_one_pass():
-    """A model may be given for one task only, and a function in its place."""
     clip = checkpoints.clip()
     sets = {"pets": pictures(23), "ships": pictures(11, seed=1, classes=CLASSES[:2])}
     heads = {task: head_of(clip, images.classes) for task, images in sets.items()}
