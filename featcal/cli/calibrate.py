@@ -33,6 +33,8 @@ EPILOG = f"""{options.DATA_FORMATS}
 
 Examples:
 
+featcal calibrate --merged merged --data math=math.jsonl --data code=code.jsonl --out new
+
 featcal calibrate --merged merged --data mnist=images/mnist --data dtd=tanganke/dtd@main --out new --dry-run
 
 featcal calibrate --merged merged --base base --expert code=owner/code --data code=code.jsonl --out new --set tokens=512

@@ -136,9 +136,12 @@ def samples_at(location: Location, takes: ModelInput, draw: Draw) -> Any:
 
 def picture_batches(pictures: ImageSet, draw: Draw) -> DrawnBatches:
     """Return batches of decoded pictures, which are normalised when they are asked for."""
-    size, dtype = draw.batch, draw.dtype
-    cast = lambda batch: {name: value.to(dtype) for name, value in batch.items()}  # noqa: E731
-    return DrawnBatches(len(pictures), 0, lambda: map(cast, pictures.batches(None, size)))
+
+    def make() -> Iterator[Batch]:
+        for batch in pictures.batches(None, draw.batch):
+            yield {name: value.to(draw.dtype) for name, value in batch.items()}
+
+    return DrawnBatches(len(pictures), 0, make)
 
 
 def token_batches(
