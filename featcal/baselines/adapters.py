@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save
@@ -73,14 +73,13 @@ class Baseline(Settings):
         return unit_length(exact) if self.features == "unit" else exact
 
 
-BaselineClass = TypeVar("BaselineClass", bound=type[Baseline])
 BASELINES: dict[str, type[Baseline]] = {}
 
 
-def baseline(name: str, title: str) -> Callable[[BaselineClass], BaselineClass]:
+def baseline(name: str, title: str) -> Callable[[type[Baseline]], type[Baseline]]:
     """Register a class under the name that folders and messages have for it."""
 
-    def register(kind: BaselineClass) -> BaselineClass:
+    def register(kind: type[Baseline]) -> type[Baseline]:
         kind.name = kind.section = name
         kind.title = title
         BASELINES[name] = kind
@@ -165,9 +164,11 @@ class Adapters:
         """Read a folder that `save` wrote, on the CPU. Raises: MissingPath, BadFile, BadSetting,
         UnknownKey; TruncatedFile, MissingTensor, NotFinite for the weights.
         """
-        path = Path(folder) / RECORD
-        if not Path(folder).is_dir():
-            raise MissingPath(folder, "a folder of adapters", TRAIN_AGAIN)
+        path, file = Path(folder) / RECORD, Path(folder) / WEIGHTS
+        needs = {path.parent: "a folder of adapters", file: "the weights of the adapters"}
+        for needed, what in needs.items():
+            if not needed.exists():
+                raise MissingPath(needed, what, TRAIN_AGAIN)
         record = read_json(path)
         for key, kind in KINDS.items():
             if not isinstance(record, dict) or not isinstance(record.get(key), kind):
@@ -177,10 +178,7 @@ class Adapters:
         if name not in BASELINES:
             raise BadFile(path, f"method is {name!r}", f"the methods are {', '.join(BASELINES)}")
         settings = BASELINES[name].from_mapping(record["settings"], str(path))
-        shapes = settings.shapes(record["width"])
-        file, weights = Path(folder) / WEIGHTS, dict[str, dict[str, Tensor]]()
-        if not file.is_file():
-            raise MissingPath(file, "the weights of the adapters", TRAIN_AGAIN)
+        shapes, weights = settings.shapes(record["width"]), dict[str, dict[str, Tensor]]()
         tensors = read_safetensors(file)
         for task, part in product(record["tasks"], shapes):
             name, shape = f"{task}/{part}", shapes[part]

@@ -26,7 +26,7 @@ class Recipe:
     base: str | None
     experts: Mapping[str, Sequence[str]]  # by name a model, or a model and an adapter of it
     method: str = ""
-    no_base: str = ""  # why no base is named
+    no_base: str = ""  # why no base is named, where none is
 
 
 def recipe_in(folder: Path) -> Path | None:
@@ -53,11 +53,10 @@ def read_recipe(file: Path) -> Recipe:
         raise BadFile(file, problem, "give the YAML file that mergekit-yaml was given") from None
     if config.merge_method == "passthrough":
         raise BadFile(file, "its merge_method, passthrough, merges nothing", OWN_BLOCKS)
-    part, base = config, config.base_model
-    if config.modules:
-        if list(config.modules) != ["default"]:
-            raise BadFile(file, "merges modules, not whole models", OWN_BLOCKS)
-        part = config.modules["default"]
+    modules, base = config.modules or {"default": config}, config.base_model
+    if list(modules) != ["default"]:
+        raise BadFile(file, "merges modules, not whole models", OWN_BLOCKS)
+    part = modules["default"]
     models = [each.model for each in part.models or ()]
     if part.slices:
         models, base = _of_slices(file, part.slices, base)
@@ -74,11 +73,10 @@ def read_recipe(file: Path) -> Recipe:
             way_out = f"name the experts with --expert, for example --expert {name}-1=FOLDER"
             raise BadFile(file, f"two of its models are called {name!r}", way_out)
         named[name] = [str(one) for one in (model.model, model.lora) if one]
-    if base and not base.lora:
-        return Recipe(file, str(base.model), named, config.merge_method)
+    own = str(base.model) if base and not base.lora else None
     no_base = f"names no base_model from which the models of {config.merge_method} come"
     no_base = f"its base_model is {base}, a LoRA on top of a model" if base else no_base
-    return Recipe(file, None, named, config.merge_method, no_base)
+    return Recipe(file, own, named, config.merge_method, no_base)
 
 
 def _of_slices(file: Path, slices: Any, default: Any) -> tuple[list[Any], Any]:

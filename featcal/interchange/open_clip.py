@@ -110,11 +110,10 @@ def clip_config(cfg: Mapping[str, Any]) -> CLIPConfig:
     vision["num_attention_heads"] = theirs.width // theirs.head_width
     for key in ("image_size", "patch_size"):
         vision[key] = vision[key] if isinstance(vision[key], int) else vision[key][0]
-    text["eos_token_id"] = END
-    if their_text.vocab_size != VOCABULARY:
-        text |= {"eos_token_id": ARGMAX, "bos_token_id": None, "pad_token_id": None}
-    if their_text.pool_type == "eos":
-        text["eos_token_id"] = their_text.eos_id
+    end = END if their_text.vocab_size == VOCABULARY else ARGMAX
+    text["eos_token_id"] = their_text.eos_id if their_text.pool_type == "eos" else end
+    if end == ARGMAX:
+        text |= {"bos_token_id": None, "pad_token_id": None}
     return CLIPConfig(vision_config=vision, text_config=text, projection_dim=cfg["embed_dim"])
 
 

@@ -21,17 +21,9 @@ from featcal.merging import sources as of_models
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
+from featcal.models import load
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.checkpoint import all_finite, encodes_sentences, is_adapter, read_safetensors
-from featcal.models.load import (
-    VISION,
-    load_model,
-    load_vision,
-    require_replaceable,
-    shard_writer,
-    torch_device,
-    write_config,
-)
 from featcal.models.lora import untied_config
 from featcal.models.sentences import merge_modules
 from featcal.models.stored import ModelCheckpoint
@@ -87,7 +79,7 @@ def merge(
         opened = open_merge(method, base, experts, **given, **settings)
         if out is not None:
             require_apart("merge.out", out, (base, head, *opened.experts.values()))
-            require_replaceable(Path(out))
+            load.require_replaceable(Path(out))
         return opened.finish(opened.run(), out)
 
 
@@ -107,9 +99,9 @@ class Form:
         whole, part = [expert for expert in experts.values() if not is_adapter(expert)], None
         if whole and class_of(whole[0]) is CLIPVisionModel and class_of(base) is CLIPModel:
             if isinstance(base, nn.Module):
-                base = base.get_submodule(VISION)
+                base = base.get_submodule(load.VISION)
             else:
-                part = VISION
+                part = load.VISION
         return cls(base, part, of_models.source(base, "base", part))
 
     @property
@@ -122,7 +114,7 @@ class Form:
         if isinstance(self.model, nn.Module):
             module: Any = copy.deepcopy(self.model)
         else:
-            module = load_vision(self.model) if self.part else load_model(self.model)
+            module = load.load_vision(self.model) if self.part else load.load_model(self.model)
         for name in self.untied:
             path, _, own = name.rpartition(".")
             table = nn.Parameter(module.get_parameter(name).detach().clone())
@@ -162,9 +154,9 @@ class Form:
             config = kind.from_pretrained(like, local_files_only=True)
         tensors = iter(stored.to_files(tensors)) if stored else tensors
         first = next(tensors)  # checks run here, before a folder is made
-        with shard_writer(out, needed=size) as writer:
+        with load.shard_writer(out, needed=size) as writer:
             config = untied_config(config) if self.untied else config
-            write_config(config, self.architecture, writer.folder, like)
+            load.write_config(config, self.architecture, writer.folder, like)
             for name, tensor in chain([first], tensors):
                 writer.write(name, tensor)
             complete(writer.folder)
@@ -203,7 +195,7 @@ class OpenedMerge:
         folders = {n: Path(e) for n, e in self.experts.items() if not isinstance(e, nn.Module)}
         modules, class_name = list[str](), self.form.architecture
         if not isinstance(base, nn.Module):
-            modules = merge_modules(Path(base), folders)  # of a sentence encoder
+            modules = merge_modules(Path(base), folders)  # sentences on a sentence encoder's
             class_name = card.SENTENCE_CLASS if encodes_sentences(Path(base)) else class_name
         if out is None:
             if modules:
@@ -211,9 +203,19 @@ class OpenedMerge:
             return self.form.result(tensors, None)
         for line in modules:
             self.job.progress(line)
-        text = self._card(modules, class_name)
-        made = {"method": self.method.name, "settings": self.settings}
-        made |= card.models_record(base, self.experts, out)
+        name, experts = self.method.name, self.experts
+        about = f"`{name}`, {self.method.source}. {self.method.note}"
+        text = card.render_card(
+            f"{card.name_of(base)}: {len(experts)} experts merged",
+            f"{len(experts)} fine-tuned models merged into one by `{name}` (featcal {__version__}).",
+            {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)},
+            list(self.settings.items()),
+            {"merge_method": name},
+            method=" ".join([about, *modules]).strip(),
+            class_name=class_name,
+        )
+        made = {"method": name, "settings": self.settings}
+        made |= card.models_record(base, experts, out)
 
         def complete(folder: Path) -> None:
             if not isinstance(base, nn.Module):
@@ -241,31 +243,15 @@ class OpenedMerge:
                 tensor = add_task_vector(
                     job.base[name].finite().to(tensor.device), tensor, self.settings["scale"]
                 )  # no name keeps the base's tensor in memory
-            yield name, self._checked(name, tensor)
+            negative = name.endswith("running_var") and bool((tensor < 0).any())
+            if negative or not all_finite(tensor):
+                problem = f"{self.method.name} gives NaN, infinite values or negative variances"
+                lower = "lower the method's scale or rate, or use the method average, or"
+                wider = "give models in float32, whose range is wider"
+                raise FeatCalError(name, problem, lower, wider)
+            yield name, tensor
         for name, each in self.kept.items():
             yield name, each.finite()
-
-    def _checked(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a merged tensor. Raises: FeatCalError for values that no model can use."""
-        if not all_finite(tensor) or (name.endswith("running_var") and bool((tensor < 0).any())):
-            problem = f"{self.method.name} gives NaN, infinite values or negative variances"
-            lower = "lower the method's scale or rate, or use the method average, or"
-            raise FeatCalError(name, problem, lower, "give models in float32, whose range is wider")
-        return tensor
-
-    def _card(self, modules: Sequence[str], class_name: str) -> str:
-        """Return the model card; modules: sentences on a sentence encoder's other modules."""
-        name, experts, base = self.method.name, self.experts, self.form.model
-        about = f"`{name}`, {self.method.source}. {self.method.note}"
-        return card.render_card(
-            f"{card.name_of(base)}: {len(experts)} experts merged",
-            f"{len(experts)} fine-tuned models merged into one by `{name}` (featcal {__version__}).",
-            {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)},
-            list(self.settings.items()),
-            {"merge_method": name},
-            method=" ".join([about, *modules]).strip(),
-            class_name=class_name,
-        )
 
 
 def open_merge(
@@ -295,8 +281,6 @@ def open_merge(
     require(len(experts) > 0, "merge.experts", experts, "must hold at least one expert")
     if not isinstance(experts, Mapping):
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
-    texts = all(isinstance(task, str) and task for task in experts)
-    require(texts, "merge.experts", [*experts], "must name tasks by texts that are not empty")
     form = Form.of(base, experts)
     origin = form.source
     sources = of_models.expert_sources(experts, form.model, origin, form.part)
@@ -337,7 +321,7 @@ def open_merge(
         structure=form.module,
         batches=batches or {},
         head=read_head(head, theirs) if head is not None else {},
-        device=torch_device(device),
+        device=load.torch_device(device),
         progress=progress,
         n_jobs=n_jobs,
     )
@@ -363,13 +347,9 @@ def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> 
     wanted = [*([PROJECTION] if PROJECTION in tensors else []), LOGIT_SCALE, *heads]
     if missing := [name for name in wanted if name not in tensors]:
         raise MissingTensor(label, missing[0], tensors.keys())
-    given = {name: torch.as_tensor(tensors[name]) for name in wanted}
-    p = given[PROJECTION].shape[:1] if PROJECTION in given else given[heads[0]].shape[1:]
-    for name, tensor in given.items():
-        matrix, expected = tensor.dim() == 2, f"must be finite, with rows of {sum(p)} values"
-        fits = matrix and (name == PROJECTION or tensor.shape[1:] == p)
-        if name == LOGIT_SCALE:
-            fits, expected = tensor.numel() == 1, "must be one finite number"
-        fits = fits and tensor.numel() > 0 and bool(tensor.isfinite().all())
-        require(fits, f"merge.head[{name!r}]", (*tensor.shape,), expected)
-    return given
+    p = tensors[PROJECTION].shape[0] if PROJECTION in tensors else tensors[heads[0]].shape[-1]
+    for name in heads:
+        fits = tensors[name].shape[1:] == (p,) and bool(tensors[name].isfinite().all())
+        expected = f"must be a finite matrix with rows of {p} values"
+        require(fits, f"merge.head[{name!r}]", (*tensors[name].shape,), expected)
+    return {name: tensors[name] for name in wanted}

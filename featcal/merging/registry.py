@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
 
-from featcal.errors import BadSetting, FeatCalError, UnknownKey
+from featcal.errors import FeatCalError, UnknownKey
 from featcal.merging import methods
-from featcal.settings import Settings
+from featcal.settings import Settings, require
 
 if TYPE_CHECKING:
     import torch
@@ -73,11 +73,10 @@ class Method:
     def check_needs(self, given: Mapping[str, object]) -> None:
         """Raise FeatCalError unless batches and head are given exactly if the method uses them."""
         for key, what in NEEDS.items():
-            needed = key in self.needs
-            if needed and given[key] is None:
-                expected = f"must be given: {self.name} needs {what} of every task"
-                raise BadSetting(f"merge.{key}", None, expected)
-            if not needed and given[key] is not None:
+            needed, there = key in self.needs, given[key] is not None
+            expected = f"must be given: {self.name} needs {what} of every task"
+            require(there or not needed, f"merge.{key}", None, expected)
+            if there and not needed:
                 raise FeatCalError(f"merge.{key}", f"{self.name} uses no {what}", "leave it out")
 
 

@@ -191,10 +191,9 @@ def align(
         for name, theirs in known.items():
             here, there = base[name].shape, expert[theirs].shape
             # a table has one row per token: by its name, or a head's by its number of rows
-            if (len(here) == len(there) > 0 and here[1:] == there[1:]) and (
-                is_vocabulary(name)
-                or (here[0] in counts and "embed" not in name and "prediction" in name)
-            ):
+            alike = len(here) == len(there) > 0 and here[1:] == there[1:]
+            of_head = alike and here[0] in counts and "embed" not in name and "prediction" in name
+            if alike and (is_vocabulary(name) or of_head):
                 matched = match_rows(here[0], there[0], tokens.get("", {}), tokens.get(task, {}))
                 if here != there or not torch.equal(matched, torch.arange(here[0])):
                     rows[name] = matched
@@ -293,20 +292,17 @@ def vocabularies(
         for token, row in tokens.get(task, {}).items():
             if row < rows and row not in used and token not in ours:
                 spare.setdefault(row, {}).setdefault(token, task)
-    lines = []
-    for row, tasks in sorted(spare.items()):
+    for number, (row, tasks) in enumerate(sorted(spare.items())):
         token, *others = tasks
+        said = f"{token}, which the base's tokenizer lacks"
         if others:
             named = " and ".join(f"{token} for {task}" for token, task in tasks.items())
-            lines.append(f"embedding row {row} is {named}: the base's row is kept")
-            token = f"\0{row}"  # a token of none of them
-        else:
-            lines.append(f"embedding row {row} is {token}, which the base's tokenizer lacks")
+            token, said = f"\0{row}", f"{named}: the base's row is kept"  # a token of none of them
         ours[token] = row
-    for line in lines[:LISTED]:
-        progress(line)
-    if len(lines) > LISTED:
-        progress(f"the base's tokenizer lacks {len(lines) - LISTED} more rows of the experts'")
+        if number < LISTED:
+            progress(f"embedding row {row} is {said}")
+    if len(spare) > LISTED:
+        progress(f"the base's tokenizer lacks {len(spare) - LISTED} more rows of the experts'")
     return tokens
 
 

@@ -41,12 +41,13 @@ def add_task_vector(base: Tensor, vector: Tensor, scale: float) -> Tensor:
     return (base.double() + scale * vector).to(base.dtype)
 
 
-def vector_pieces(job: MergeJob, name: str) -> Iterator[list[Tensor]]:
-    """Yield the same entries of every expert's task vector of a tensor, flat."""
-    base, experts = job.read(name)
-    flat = [torch.split(tensor.flatten(), PIECE) for tensor in (base, *experts)]
-    for ours, *theirs in zip(*flat, strict=True):
-        yield task_vectors(ours, theirs)
+def vector_pieces(job: MergeJob, *names: str) -> Iterator[list[Tensor]]:
+    """Yield the same entries of every expert's task vector of these tensors, flat."""
+    for name in names:
+        base, experts = job.read(name)
+        flat = [torch.split(tensor.flatten(), PIECE) for tensor in (base, *experts)]
+        for ours, *theirs in zip(*flat, strict=True):
+            yield task_vectors(ours, theirs)
 
 
 def in_pieces(job: MergeJob, rule: Callable[[list[Tensor]], Tensor]) -> NamedTensors:
@@ -61,8 +62,7 @@ def in_pieces(job: MergeJob, rule: Callable[[list[Tensor]], Tensor]) -> NamedTen
 
 def magnitudes(job: MergeJob) -> Iterator[list[Tensor]]:
     """Yield |τᵢ| of every expert over all tensors, piece by piece."""
-    pieces = (vectors for name in job.names for vectors in vector_pieces(job, name))
-    return ([vector.abs() for vector in vectors] for vectors in pieces)
+    return ([vector.abs() for vector in own] for own in vector_pieces(job, *job.names))
 
 
 def kth_smallest(

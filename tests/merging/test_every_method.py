@@ -18,8 +18,7 @@ from featcal.models.load import load_vision
 
 TASKS = ("dtd", "mnist")
 FEW = {"adamerging": {"steps": 3}, "wudi": {"steps": 5}}
-WIDE, NAN = head() | {"head/dtd": torch.ones(5, 9)}, torch.tensor(torch.nan)
-WIDER = torch.ones(8, 33)
+WIDE = head() | {"head/dtd": torch.ones(5, 9)}
 ONE_PASS = ("adamerging", "fisher", "lot", "mats", "regmean", "regmean_plus_plus")
 DATA = [n for n in method_names() if "batches" in method_named(n).needs]
 
@@ -86,14 +85,10 @@ def test_one_expert_is_that_expert(method):
         ("average", {"head": {}}, "FeatCalError", "merge.head.*uses no"),
         ("average", {"experts": {}}, "BadSetting", r"merge\.experts"),
         ("average", {"n_jobs": 0}, "BadSetting", "merge.n_jobs"),
-        ("average", {"experts": {1: None}}, "BadSetting", r"experts: \[1\] .*by texts"),
-        ("average", {"experts": {"": None}}, "BadSetting", r"experts: \[''\] .*by texts"),
         ("regmean", {"batches": None}, "BadSetting", "merge.batches.*must be given"),
         ("adamerging", {"head": None}, "BadSetting", "merge.head.*every task"),
         ("adamerging", {"head": {"head/dtd": torch.ones(5, 8)}}, "MissingTensor", "logit_scale"),
         ("adamerging", {"head": WIDE}, "BadSetting", "head/dtd.*rows? of 8"),
-        ("adamerging", {"head": head() | {"logit_scale": NAN}}, "BadSetting", "scale.*one finite"),
-        ("fisher", {"head": head() | {"visual_projection": WIDER}}, "BadSetting", "33.*32 columns"),
         ("lot", {"base": "clip"}, "BadSetting", "must have texts too.*experts of CLIPVisionModel"),
         ("adamerging", {"head": "nowhere"}, "MissingPath", "nowhere"),
         ("adamerging", {"base": "llama"}, "BadSetting", "language head.*LlamaForCausalLM"),

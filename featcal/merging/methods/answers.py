@@ -26,7 +26,7 @@ from torch.func import functional_call
 
 from featcal.core import generator
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
-from featcal.errors import BadBatches, BadSetting, Diverged
+from featcal.errors import BadBatches, Diverged
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Tensors
 from featcal.merging.tensors import task_vectors, tensor_sum
@@ -49,9 +49,8 @@ REPORTS = 20  # lines of progress, whatever the number of steps
 def encoder(job: MergeJob, method: str) -> nn.Module:
     """Return a module like the base on the job's device. Raises: BadSetting if it has a head."""
     model = job.structure().to(job.device).eval()
-    if not is_encoder(model):
-        expected = "requires an encoder of images or texts without classifier or language head, and"
-        raise BadSetting("merge.method", method, f"{expected} the base is a {type(model).__name__}")
+    kind, expected = type(model).__name__, "requires an encoder without classifier or language head"
+    require(is_encoder(model), "merge.method", method, f"{expected}, and the base is a {kind}")
     return model
 
 
@@ -68,10 +67,7 @@ def zero_shot_logits(
     vectors = pooled_output(model, output, call)  # (n, h)
     expected = "must give pooled features, which heads read, and this one gives none"
     require(vectors is not None, "merge.base", type(model).__name__, expected)
-    projection, width = head.get("visual_projection"), vectors.shape[1]
-    own = head[f"head/{task}"] if projection is None else projection
-    expected = f"must have {width} columns, as many as the base has features"
-    require(own.shape[1] == width, "merge.head", (*own.shape,), expected)
+    projection = head.get("visual_projection")
     projected = vectors if projection is None else vectors @ projection.to(weight).T
     features = nn.functional.normalize(projected, dim=-1)  # (n, p)
     return head["logit_scale"].to(weight).exp() * features @ head[f"head/{task}"].to(weight).T
@@ -90,8 +86,8 @@ class Mixture:
         self, job: MergeJob, granularity: str = "layer", start: float = 0.3, clamp: bool = False
     ):
         self.names = job.names
-        self.base: dict[str, Tensor] = {}
-        self.vectors: dict[str, Tensor] = {}  # (experts, ...) each
+        self.base = dict[str, Tensor]()
+        self.vectors = dict[str, Tensor]()  # (experts, ...) each
         for name in self.names:
             base, experts = job.read(name)
             self.base[name] = base

@@ -146,7 +146,7 @@ def ties(
     @cache
     def majority() -> float:
         """Return the sign of the sum of all entries' signs over the whole model."""
-        pieces = (vectors for name in job.names for vectors in vector_pieces(job, name))
+        pieces = vector_pieces(job, *job.names)
         total = sum(float(tensor_sum(trim(vectors, cuts)).sign().sum()) for vectors in pieces)
         return float((total > 0) - (total < 0))
 
@@ -232,13 +232,12 @@ def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
 
     def balances() -> Iterator[list[Tensor]]:
         """Yield β of every expert; 0 where it opposes the sum, as such entries never win."""
-        for name in job.names:
-            for vectors in vector_pieces(job, name):
-                total, betas = tensor_sum(vectors), []
-                for i, (vector, span) in enumerate(zip(vectors, spans, strict=True)):
-                    betas.append(balance(vector, total, span, count).clamp_min(0))
-                    highest[i] = max(highest[i], float(betas[i].max()))
-                yield betas
+        for vectors in vector_pieces(job, *job.names):
+            total, betas = tensor_sum(vectors), []
+            for i, (vector, span) in enumerate(zip(vectors, spans, strict=True)):
+                betas.append(balance(vector, total, span, count).clamp_min(0))
+                highest[i] = max(highest[i], float(betas[i].max()))
+            yield betas
 
     lowest = kth_smallest(balances, [(i, rank) for i in range(count)])
     cuts = list(zip(lowest, highest, strict=True))

@@ -62,13 +62,11 @@ class Gram:
 BlockSums = tuple[dict[Site, Gram], dict[str, Tensor]]
 # (label, each task's Gram, W₀, each task's τ (Σo, d) in float64) -> merged weight (Σo, d)
 SolveSite = Callable[[str, Sequence[Gram], Tensor, list[Tensor]], Tensor]
-# (each task's squares, each task's τ (d,) in float64) -> task vector of the merged scale (d,)
-SolveNorm = Callable[[list[Tensor], list[Tensor]], Tensor]
 
 
 @dataclass
 class ForwardOrder:
-    """One merge, block by block; tensors that `solve` and `solve_norm` leave out become the mean.
+    """One merge, block by block; tensors that neither `solve` nor `norms` merges become the mean.
 
     One module takes the tensors of the model to run, so at most one block of the experts is in
     memory. A site is a group of linears that read the same tensor (q, k, v).
@@ -77,7 +75,7 @@ class ForwardOrder:
     job: MergeJob
     solve: SolveSite
     own: bool  # carry every expert's own features, or those of the merge so far
-    solve_norm: SolveNorm | None = None
+    norms: bool = False  # merge their scales as LOT does
 
     def __post_init__(self) -> None:
         check_tasks(self.job.experts, self.job.batches)
@@ -149,7 +147,7 @@ class ForwardOrder:
         return merged
 
     def _solve_block(self, path: str, block: nn.Module, sums: Sequence[BlockSums]) -> NamedTensors:
-        """Yield the weights of a block's linears and, with `solve_norm`, scales of its norms."""
+        """Yield the weights of a block's linears and, with `norms`, scales of its norms."""
         grams, squares = zip(*sums, strict=True)
         for site in grams[0]:
             names = [f"{path}{linear}.weight" for linear in site]
@@ -159,10 +157,10 @@ class ForwardOrder:
             merged = self.solve(path + site[0], [own[site] for own in grams], W0, vectors)
             for name, part in zip(names, torch.split(merged, rows), strict=True):
                 yield name, (part.T if name in turned else part).contiguous()
-        for norm in squares[0] if self.solve_norm else ():
+        for norm in squares[0] if self.norms else ():
             name = f"{path}{norm}.weight"
             base, experts = self.job.read(name)
-            tau = self.solve_norm([own[norm] for own in squares], task_vectors(base, experts))
+            tau = lot_scale([own[norm] for own in squares], task_vectors(base, experts))
             yield name, base.to(SUM_DTYPE) + tau
 
     def _start(
@@ -351,4 +349,4 @@ def lot(job: MergeJob, rtol: PositiveFloat | None = None) -> NamedTensors:
         least = W0.shape[1] * grams[0].rounding if few else rtol  # else it inverts rounding
         return W0 + lot_matrix([gram.total for gram in grams], vectors, least)
 
-    yield from ForwardOrder(job, solve, own=True, solve_norm=lot_scale).tensors()
+    yield from ForwardOrder(job, solve, own=True, norms=True).tensors()
