@@ -19,18 +19,8 @@ from featcal.baselines.adapters import Adapters, Audit, Baseline, Pair, Progress
 from featcal.core import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, Diverged
-from featcal.models.batch import (
-    IGNORED,
-    Batch,
-    Batches,
-    Head,
-    Model,
-    check_tasks,
-    naming,
-    output_embeddings,
-    rows_before_head,
-    single_samples,
-)
+from featcal.models import batch as of_batches
+from featcal.models.batch import Batch, Batches, Head, Model, single_samples
 from featcal.models.load import evaluation_mode, load_as_calibrated, torch_device
 from featcal.settings import require
 
@@ -71,7 +61,7 @@ def public(kind: type[Baseline]) -> Callable[..., Adapters]:
         options = {name: given.pop(name, default) for name, (_, default) in shared.items()}
         settings = kind.from_mapping(given, kind.name)
         module = as_module(merged, options["device"])
-        if "features" not in given and output_embeddings(module) is not None:
+        if "features" not in given and of_batches.output_embeddings(module) is not None:
             settings = settings.but(features="raw")
         return adapters_for(settings, module, experts, batches, **options)
 
@@ -102,10 +92,10 @@ def adapters_for(
     audit: Audit = None,
 ) -> Adapters:
     """Make one adapter per task for a merged model; `audit` as in `train`."""
-    check_tasks(experts, batches)
+    of_batches.check_tasks(experts, batches)
     require(seed >= 0, f"{settings.name}.seed", seed, "must be at least 0")
     module = as_module(merged, device)
-    if settings.features == "unit" and output_embeddings(module) is not None:
+    if settings.features == "unit" and of_batches.output_embeddings(module) is not None:
         expected = "must be raw for a language model, whose head also uses the norm"
         raise BadSetting(f"{settings.name}.features", "unit", expected)
     if isinstance(settings, Training) and settings.encode == "each_step":
@@ -140,11 +130,11 @@ def pairs_of_several(
     theirs, sizes = [], []
     with evaluation_mode([*merged.values(), expert]):
         for number, batch in enumerate(batches):
-            with naming(task, number):
+            with of_batches.naming(task, number):
                 for name, model in merged.items():
-                    rows, counts = rows_before_head(model, batch, head)
+                    rows, counts = of_batches.rows_before_head(model, batch, head)
                     ours[name].append(rows)
-                theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
+                theirs.append(of_batches.rows_before_head(expert, batch, head)[0].to(rows.device))
                 sizes.append(counts)  # tokens without padding, the same for every model
     if not sizes:
         raise BadBatches(task, "is empty; an adapter needs at least one batch")
@@ -206,7 +196,7 @@ def together(task: str, samples: Sequence[Batch], pad: int | None = None) -> Bat
         if name == "input_ids" and several and "attention_mask" not in samples[0]:
             raise BadBatches(task, "texts differ in length; give an attention_mask with them")
         if first.dim() == 2:
-            fill = {"labels": IGNORED, "decoder_input_ids": pad or 0}.get(name, 0)
+            fill = {"labels": of_batches.IGNORED, "decoder_input_ids": pad or 0}.get(name, 0)
             rows = [value[0] for value in values]
             batch[name] = pad_sequence(rows, batch_first=True, padding_value=fill)
         else:
@@ -245,9 +235,9 @@ def encoded_steps(
         step = {}
         for task, expert in experts.items():
             batch = samples[task].batch(next(orders[task]).tolist())
-            with torch.no_grad(), naming(task, 0):
-                ours, sizes = rows_before_head(merged, batch, head)
-                theirs = rows_before_head(expert, batch, head)[0].to(ours.device)
+            with torch.no_grad(), of_batches.naming(task, 0):
+                ours, sizes = of_batches.rows_before_head(merged, batch, head)
+                theirs = of_batches.rows_before_head(expert, batch, head)[0].to(ours.device)
             step[task] = pair_of(task, ours, theirs, sizes)
         yield step
 

@@ -270,8 +270,6 @@ def open_merge(
     """Open and check the merge that `merge` is asked for. Raises: as `merge`."""
     entry, checked_settings = method_named(method), settings_of(method, settings)
     entry.check_needs({"batches": batches, "head": head})
-    kind, by_task = type(batches).__name__, batches is None or isinstance(batches, Mapping)
-    require(by_task, "merge.batches", kind, "must be a dictionary by task")
     known = embeddings in ("merge", "base")
     require(known, "merge.embeddings", embeddings, "must be merge or base")
     require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")

@@ -30,16 +30,8 @@ from featcal.errors import BadBatches, Diverged
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Tensors
 from featcal.merging.tensors import task_vectors, tensor_sum
-from featcal.models.batch import (
-    Batch,
-    Batches,
-    check_batch,
-    check_tasks,
-    is_encoder,
-    naming,
-    pooled_output,
-    single_samples,
-)
+from featcal.models import batch as of_batches
+from featcal.models.batch import Batch, Batches, is_encoder
 from featcal.settings import require
 
 State = Mapping[str, Tensor]  # a model's tensors, or something about each, by name
@@ -64,7 +56,7 @@ def zero_shot_logits(
             dtype = weight.dtype if value.is_floating_point() else None
             call[name] = value.to(weight.device, dtype)
     output = functional_call(model, dict(tensors), kwargs=call)
-    vectors = pooled_output(model, output, call)  # (n, h)
+    vectors = of_batches.pooled_output(model, output, call)  # (n, h)
     expected = "must give pooled features, which heads read, and this one gives none"
     require(vectors is not None, "merge.base", type(model).__name__, expected)
     projection = head.get("visual_projection")
@@ -127,7 +119,7 @@ def endless(task: str, batches: Batches, model: nn.Module) -> Iterator[tuple[int
     number = -1
     for each_round in [cycle(batches)] if isinstance(batches, Iterator) else cycle([batches]):
         for number, batch in enumerate(each_round):
-            check_batch(task, number, batch, model)
+            of_batches.check_batch(task, number, batch, model)
             yield number, batch
         if number < 0:
             raise BadBatches(task, "is empty; at least one batch with at least one image is needed")
@@ -152,7 +144,7 @@ def adamerging(
     batches_per_step: of each task, their losses added; the official code takes two.
     """
     models = [encoder(job, "adamerging") for _ in range(min(job.n_jobs, len(job.experts)))]
-    check_tasks(job.experts, job.batches)
+    of_batches.check_tasks(job.experts, job.batches)
     mixture = Mixture(job, granularity, start, clamp)
     job.record["loss"] = learn(job, models, mixture, steps, rate, batches_per_step)
     job.record["coefficients"] = {
@@ -207,7 +199,7 @@ def entropy_gradients(
 ) -> tuple[float, Sequence[Tensor | None]]:
     """Return the entropy of the answers to a numbered batch, and its gradient for every tensor."""
     task, number, batch = item
-    with naming(task, number):
+    with of_batches.naming(task, number):
         loss = entropy(zero_shot_logits(job.head, model, mixed, task, batch))
         gradients = torch.autograd.grad(loss, list(mixed.values()), allow_unused=True)
         return float(loss.detach()), gradients
@@ -225,9 +217,9 @@ def squared_gradients(
     sums = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
     draws, count = generator(task, purpose, seed), 0
     for number, batch in enumerate(job.batches[task]):
-        check_batch(task, number, batch, model)
-        for sample in single_samples([batch]):
-            with naming(task, number), exact_products():
+        of_batches.check_batch(task, number, batch, model)
+        for sample in of_batches.single_samples([batch]):
+            with of_batches.naming(task, number), exact_products():
                 logits = zero_shot_logits(job.head, model, tensors, task, sample)  # (1, K)
                 log_p = logits.log_softmax(-1)
                 label = torch.multinomial(log_p.detach().double().exp().cpu(), 1, generator=draws)
@@ -253,10 +245,8 @@ def _add_squares(total: Tensor, gradient: Tensor) -> None:
         total.addcmul_(exact, exact)
 
 
-def fisher_weights(fishers: Sequence[State], floor: float, normalize: bool) -> list[float]:
-    """Return cᵢ = 1 / (‖Fᵢ‖ + floor) over the whole model; 1 without `normalize`."""
-    if not normalize:
-        return [1.0] * len(fishers)
+def fisher_weights(fishers: Sequence[State], floor: float) -> list[float]:
+    """Return cᵢ = 1 / (‖Fᵢ‖ + floor) over the whole model."""
     return [
         1 / (float(torch.stack([F.square().sum() for F in own.values()]).sum().sqrt()) + floor)
         for own in fishers
@@ -284,12 +274,12 @@ def fisher(
     floor:     added to every entry of them.
     seed:      of the drawn labels.
     """
-    check_tasks(job.experts, job.batches)
+    of_batches.check_tasks(job.experts, job.batches)
     model, fishers = encoder(job, "fisher"), []
     for task, expert in job.experts.items():
         sums, count = squared_gradients(job, model, expert, task, seed)
         fishers.append({name: total / count for name, total in sums.items()})
-    weights = fisher_weights(fishers, floor, normalize)
+    weights = fisher_weights(fishers, floor) if normalize else [1.0] * len(fishers)
     for name in job.names:
         base, experts = job.read(name)
         yield name, fisher_tensor(base, experts, [own[name] + floor for own in fishers], weights)
@@ -329,7 +319,7 @@ def gradient_matching(
     floor:       δ, added to every entry. All defaults but the seed are the authors'.
     seed:        of the drawn labels.
     """
-    check_tasks(job.experts, job.batches)
+    of_batches.check_tasks(job.experts, job.batches)
     squares = partial(squared_gradients, job, encoder(job, "gradient_matching"), seed=seed)
     own = [squares(expert, task)[0] for task, expert in job.experts.items()]
     origin = [squares(job.base, task, purpose="base's fisher")[0] for task in job.experts]

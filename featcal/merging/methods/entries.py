@@ -153,19 +153,18 @@ def ties(
     yield from in_pieces(job, lambda vectors: ties_tensor(vectors, cuts, combine, majority))
 
 
-def drop_entries(vector: Tensor, share: float, draws: torch.Generator) -> Tensor:
-    """Return m ∘ τ / (1 − p), where each entry of m is 0 with probability p, so its mean is τ."""
-    kept = torch.rand(vector.shape, generator=draws) >= share  # on the CPU: alike on every device
-    return vector * kept.to(vector.device) / (1 - share)
-
-
 def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
-    """Return the job with experts θ₀ + DARE(θᵢ − θ₀) in float64, equal at every reading."""
+    """Return the job with experts θ₀ + m ∘ τᵢ / (1 − p) in float64, equal at every reading.
+
+    Entries of m, drawn on the CPU to be alike on every device, are 0 with probability p, so the
+    mean of m ∘ τᵢ / (1 − p) is τᵢ.
+    """
 
     def sparse(task: str, name: str) -> Tensor:
         base = job.base[name].finite().double()
         vector = job.experts[task][name].finite().double() - base
-        return base + drop_entries(vector, drop, generator(task, f"dare {name}", seed))
+        draws = torch.rand(vector.shape, generator=generator(task, f"dare {name}", seed))
+        return base + vector * (draws >= drop) / (1 - drop)
 
     experts = {
         task: {name: replace(each, read=partial(sparse, task, name)) for name, each in own.items()}

@@ -192,10 +192,8 @@ def wudi(
     rtol:    of the closed form, as for lot.
     """
     official, closed = variant == "official", variant == "closed_form"
-    left_out = "must be left out for the closed form"
-    require(not closed or steps is None, "merge.wudi.steps", steps, left_out)
-    left_out = "must be left out except for the closed form"
-    require(closed or rtol is None, "merge.wudi.rtol", rtol, left_out)
+    require(not closed or steps is None, "merge.wudi.steps", steps, "is for other variants only")
+    require(closed or rtol is None, "merge.wudi.rtol", rtol, "is for closed_form only")
     count = (300 if official else 400) if steps is None else steps
     groups = linear_groups(job, exclude) if official else [(n,) for n in matrix_names(job, exclude)]
     turned = conv1d_names(job.base)
