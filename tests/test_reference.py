@@ -65,9 +65,8 @@ def test_every_step_of_a_calibration_is_defined_and_documented():
 def test_every_key_of_params_yaml_has_a_meaning_and_no_meaning_is_left_over():
     keys_of_groups = {g: params.keys_of(entries) for g, entries in params.groups(ROOT).items()}
     pairs = [(group, key) for group, keys in keys_of_groups.items() for key in keys]
-    assert not [f"{group}.{key}" for group, key in pairs if not params.meaning(ROOT, group, key)], (
-        "add to book/reference/words.yaml"
-    )
+    missing = [f"{group}.{key}" for group, key in pairs if not params.meaning(ROOT, group, key)]
+    assert not missing, "add to book/reference/words.yaml"
     used = {name for group, key in pairs for name in (f"{group}.{key}", key)}
     assert not set(MEANINGS["keys"]) - used
 

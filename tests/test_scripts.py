@@ -41,9 +41,7 @@ SCORED = {"mnist": 90.0, "dtd": 50.0, "svhn": 70.0}
         (SCORED | {"mnist": 96.1}, 125, 1),
     ],
 )
-def test_recomputed_scores_pass_within_one_point_of_the_average_and_three_of_a_task(
-    tmp_path, recomputed, count, code
-):
+def test_scores_pass_within_one_of_the_mean_and_three_of_a_task(tmp_path, recomputed, count, code):
     committed = results(tmp_path / "committed", count, **SCORED)
     other = results(tmp_path / "recomputed", count, **recomputed)
     assert compare_results.main([committed, other]) == code
@@ -61,9 +59,7 @@ def test_columns_of_other_files_pass_within_a_tenth_and_every_file_is_on_both_si
     assert compare_results.main([str(tmp_path / "empty")] * 2) == 1
 
 
-def test_parts_of_the_tests_end_with_what_failed_and_pytest_s_exit_code(
-    tmp_path, monkeypatch, capfd
-):
+def test_parts_end_with_what_failed_and_pytest_s_exit_code(tmp_path, monkeypatch, capfd):
     for name in test_parts.ENVIRONMENT:
         monkeypatch.setenv(name, "")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider\n")
@@ -167,9 +163,7 @@ def python(site, *words):
         (None, "No module", [], "No module"),
     ],
 )
-def test_only_a_torchvision_that_lacks_its_operators_is_repaired(
-    environment, code, before, left, after
-):
+def test_only_a_torchvision_without_operators_is_mended(environment, code, before, left, after):
     if code:
         (environment / "torchvision").mkdir()
         (environment / "torchvision/__init__.py").write_text(code)

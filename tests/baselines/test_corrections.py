@@ -36,11 +36,8 @@ def pairs(**more):
 def difference(ours, theirs):
     """Largest difference between the weights of two adapters of the same tasks."""
     assert ours.tasks == theirs.tasks
-    return max(
-        float((w - theirs.weights[t][n]).abs().max())
-        for t, named in ours.weights.items()
-        for n, w in named.items()
-    )
+    both = ((own, theirs.weights[task]) for task, own in ours.weights.items())
+    return max(float((w - other[n]).abs().max()) for own, other in both for n, w in own.items())
 
 
 SURGERY = Surgery(rank=3, batch=8, steps=60, features="raw")

@@ -27,19 +27,17 @@ def call(given):
     return given["merged"], given["experts"], given["batches"]
 
 
-def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+def encoded(given, **how):
+    """Adapters of features that are kept, and of features computed anew at every step."""
+    both = ("once", "each_step")
+    return [featcal.surgery(*call(given), rank=4, encode=encode, **how) for encode in both]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Surgery(rank=3, steps=30, batch=4),
-        Surgery(rank=3, steps=30, batch=4, encode="each_step"),
-        ProbSurgery(hidden=4, steps=20),
-        MeanShift(),
-    ],
-)
+FEW = Surgery(rank=3, steps=30, batch=4)
+KINDS = [FEW, FEW.but(encode="each_step"), ProbSurgery(hidden=4, steps=20), MeanShift()]
+
+
+@pytest.mark.parametrize("settings", KINDS)
 def test_public_functions_fit_projected_features(settings):
     """Each task's features are taken in one forward pass, as an oracle."""
     given, features = experiment(count=10), {}
@@ -47,10 +45,8 @@ def test_public_functions_fit_projected_features(settings):
     for task, expert in sorted(given["experts"].items()):
         pixels = torch.cat([batch["pixel_values"] for batch in given["batches"][task]])
         with torch.no_grad():
-            merged, theirs = (
-                model(pixel_values=pixels).pooler_output @ head.T
-                for model in (given["merged"], expert)
-            )
+            outputs = (model(pixel_values=pixels) for model in (given["merged"], expert))
+            merged, theirs = (output.pooler_output @ head.T for output in outputs)
         features[task] = Pair(merged, theirs, torch.ones(len(pixels), dtype=torch.long))
     ours = getattr(featcal, settings.name)(*call(given), head=head, **settings.model_dump())
     once = settings.but(encode="once") if ours.losses else settings
@@ -135,11 +131,7 @@ def test_adapters_of_a_language_model_correct_the_input_of_its_head(name):
 def test_texts_encoded_at_every_step_give_the_adapters_of_kept_features(name, monkeypatch):
     given = texts(FAMILIES[name])
     without_float32(monkeypatch, given["merged"])
-    once, each = (
-        featcal.surgery(*call(given), rank=4, steps=20, batch=4, encode=encode)
-        for encode in ("once", "each_step")
-    )
-    assert difference(once, each) < 1e-9
+    assert difference(*encoded(given, steps=20, batch=4)) < 1e-9
 
 
 def test_decoder_tokens_of_several_lengths_are_padded_with_the_models_token():
@@ -148,15 +140,9 @@ def test_decoder_tokens_of_several_lengths_are_padded_with_the_models_token():
     model = BartForConditionalGeneration(config).eval()
     first, second = translations(0)
     second = {key: value[:, :4] for key, value in second.items()}
-    batches = [
-        one | {"decoder_input_ids": one.pop("labels").clamp_min(2)} for one in (first, second)
-    ]
-    given = model, {"a": shifted(model, 1)}, {"a": batches}
-    once, each = (
-        featcal.surgery(*given, rank=4, steps=6, batch=2, encode=encode)
-        for encode in ("once", "each_step")
-    )
-    assert difference(once, each) < 1e-6
+    own = [b | {"decoder_input_ids": b.pop("labels").clamp_min(2)} for b in (first, second)]
+    given = {"merged": model, "experts": {"a": shifted(model, 1)}, "batches": {"a": own}}
+    assert difference(*encoded(given, steps=6, batch=2)) < 1e-6
 
 
 @pytest.mark.parametrize("encode", ["once", "each_step"])

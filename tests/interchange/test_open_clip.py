@@ -122,9 +122,8 @@ def test_texts_are_pooled_where_transformers_pools_them(tmp_path, end):
     clip = checkpoints.clip(3)
     clip.text_model.eos_token_id = clip.config.text_config.eos_token_id = end
     model = open_clip.create_model(f"local-dir:{write_open_clip(clip, tmp_path / 'new')}").eval()
-    ids = torch.tensor(
-        [[5, 9, 1, 7, 1, 3, 2, 0, 0, 0, 0, 0], [4, 2, 10, 11, 1, 1, 6, 0, 0, 0, 0, 0]]
-    )
+    ids = torch.tensor([[5, 9, 1, 7, 1, 3, 2], [4, 2, 10, 11, 1, 1, 6]])
+    ids = torch.nn.functional.pad(ids, (0, 5))
     with torch.no_grad():
         want = clip.get_text_features(input_ids=ids).pooler_output
         torch.testing.assert_close(model.encode_text(ids), want, rtol=0, atol=1e-5)
@@ -259,17 +258,13 @@ def test_a_clip_that_open_clip_has_no_counterpart_for_is_not_written(tmp_path, t
     assert not list(tmp_path.iterdir())
 
 
-def longest(folder):
-    content = {"model_cfg": CFG, "preprocess_cfg": {"resize_mode": "longest"}}
-    (folder / CONFIG).write_text(json.dumps(content))
-
-
+LONGEST = json.dumps({"model_cfg": CFG, "preprocess_cfg": {"resize_mode": "longest"}})
 DAMAGE = {
     "config.json": lambda folder: (folder / CONFIG).unlink(),
     "already": lambda folder: (folder / "config.json").write_text("{}"),
     "pickle": lambda folder: (folder / WEIGHTS).rename(folder / "open_clip_pytorch_model.bin"),
     "cut short": lambda folder: os.truncate(folder / WEIGHTS, 100),
-    "longest": longest,
+    "longest": lambda folder: (folder / CONFIG).write_text(LONGEST),
     "logit_scale": lambda folder: rewrite(folder, logit_scale=None),
 }
 

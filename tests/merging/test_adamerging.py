@@ -109,8 +109,14 @@ def test_without_steps_it_is_task_arithmetic_by_the_clamped_start(settings, scal
     assert tiny.difference(adamerging(base, experts, steps=0, **settings), want) < 1e-12
 
 
-def test_steps_lower_the_entropy_of_one_batch_and_the_record_shows_it():
-    base, experts = models()
+def vit(pools=True):
+    config = tf.ViTConfig(**tiny.VISION, intermediate_size=96)
+    return tiny.make(lambda: tf.ViTModel(config, add_pooling_layer=pools))
+
+
+@pytest.mark.parametrize("build", [tiny.clip, vit])
+def test_steps_lower_the_entropy_of_one_batch_and_the_record_shows_it(build):
+    base, experts = models(build)
     batches = {task: [of[0]] for task, of in data().items()}
     settings = {"batches": batches, "steps": 30, "rate": 1e-2}
     lines: list[str] = []
@@ -120,27 +126,17 @@ def test_steps_lower_the_entropy_of_one_batch_and_the_record_shows_it():
     assert set(done.record["coefficients"]["mnist"]) == set(base.state_dict())
 
 
-@pytest.mark.parametrize("pools", [True, False])
-def test_any_image_encoder_that_pools_learns_from_heads(pools):
-    config = tf.ViTConfig(**tiny.VISION | {"hidden_size": 32, "intermediate_size": 96})
-    base = tiny.make(lambda: tf.ViTModel(config, add_pooling_layer=pools), 0, torch.float64)
-    experts = {task: tiny.shifted(base, 10 + i, 0.05) for i, task in enumerate(TASKS)}
-    settings = {"batches": {t: [of[0]] for t, of in data().items()}, "steps": 20, "rate": 1e-2}
-    if not pools:
-        with pytest.raises(BadSetting, match="ViTModel.*pooled features"):
-            adamerging(base, experts, **settings)
-        return
-    losses = adamerging(base, experts, record=True, **settings).record["loss"]
-    assert losses[-1] < losses[0]
+def test_an_encoder_that_does_not_pool_is_refused():
+    with pytest.raises(BadSetting, match="ViTModel.*pooled features"):
+        adamerging(*models(lambda: vit(pools=False)), steps=1)
 
 
 def test_tasks_answered_at_the_same_time_give_the_same_bits():
     base, experts = models()
     experts["gtsrb"] = tiny.shifted(base, 12, 0.05)  # an odd number: the last one answers alone
     given = {"batches": data() | {"gtsrb": tiny.images(102)}, "head": head((*TASKS, "gtsrb"))}
-    one, two, many = (
-        adamerging(base, experts, record=True, n_jobs=n, steps=5, **given) for n in (1, 2, 8)
-    )
+    given |= {"record": True, "steps": 5}
+    one, two, many = (adamerging(base, experts, n_jobs=n, **given) for n in (1, 2, 8))
     assert tiny.same_bits(one.result, two.result) and one.record["loss"] == two.record["loss"]
     assert tiny.same_bits(one.result, many.result)
 

@@ -45,9 +45,8 @@ def tables(folder):
 
 def merged_tables(tmp_path, base, **experts):
     """Tables of base, experts and their average, which is also what is said of them."""
-    folders = {
-        n: folder_with_words(tmp_path / n, w, i, 100) for i, (n, w) in enumerate(experts.items(), 1)
-    }
+    given = enumerate(experts.items(), 1)
+    folders = {n: folder_with_words(tmp_path / n, w, i, 100) for i, (n, w) in given}
     start, said = folder_with_words(tmp_path / "base", base, 0, 100), []
     out = merge("average", start, folders, out=tmp_path / "out", progress=said.append)
     return zip(*(tables(f) for f in (start, *folders.values(), out)), strict=True), "\n".join(said)
@@ -68,9 +67,8 @@ def test_two_words_are_never_merged_in_one_row(tmp_path):
 
 
 def test_a_word_that_all_experts_have_in_one_row_is_merged_there(tmp_path):
-    found, said = merged_tables(
-        tmp_path, WORDS, a=[*WORDS, "<tool>"], b=[*WORDS, "<tool>"], c=WORDS
-    )
+    more = [*WORDS, "<tool>"]
+    found, said = merged_tables(tmp_path, WORDS, a=more, b=more, c=WORDS)
     for base, a, b, c, merged in found:
         mean = torch.stack([a[97], b[97], base[97]]).double().mean(0).float()
         assert torch.equal(merged[97], mean)
@@ -80,12 +78,8 @@ def test_a_word_that_all_experts_have_in_one_row_is_merged_there(tmp_path):
 
 def test_inserted_and_removed_words_move_the_rows_below_also_of_a_head_and_its_bias(tmp_path):
     """The oracle adds row by row, by the word that each model has there."""
-    lists = {
-        "base": WORDS,
-        "a": [*WORDS[:40], "inserted", *WORDS[40:]],
-        "b": [*WORDS[:10], *WORDS[11:]],
-    }
-    folders = {}
+    folders, lists = {}, {"base": WORDS, "a": [*WORDS[:40], "inserted", *WORDS[40:]]}
+    lists["b"] = [*WORDS[:10], *WORDS[11:]]
     for seed, (name, words) in enumerate(lists.items()):
         sizes = tiny.TEXT | {"vocab_size": len(words), "tie_word_embeddings": False}
         config = families.tf.BertConfig(**sizes)
@@ -96,21 +90,17 @@ def test_inserted_and_removed_words_move_the_rows_below_also_of_a_head_and_its_b
     states = {n: load_file(f / "model.safetensors") for n, f in (folders | {"out": out}).items()}
     for table in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
         for row, word in enumerate(WORDS):
-            own = [
-                states[n][table][words.index(word)]
-                if word in (words := lists[n])
-                else states["base"][table][row]
-                for n in "ab"
-            ]
+            given = ((states[n][table], lists[n]) for n in "ab")
+            base = states["base"][table][row]
+            own = [rows[words.index(word)] if word in words else base for rows, words in given]
             assert torch.equal(states["out"][table][row], ((own[0].double() + own[1]) / 2).float())
 
 
 def test_without_a_tokenizer_of_the_base_rows_with_one_word_are_merged_and_few_are_listed(tmp_path):
     words, lines = {"a": WORDS, "b": [WORDS[1], WORDS[0], *WORDS[2:]]}, []
     base = save_model(llama(97, 0), tmp_path / "base")
-    experts = {
-        n: folder_with_words(tmp_path / n, w, i) for i, (n, w) in enumerate(words.items(), 1)
-    }
+    given = enumerate(words.items(), 1)
+    experts = {n: folder_with_words(tmp_path / n, w, i) for i, (n, w) in given}
     out = merge("average", base, experts, out=tmp_path / "out", progress=lines.append)
     for own, a, b, merged in zip(*(tables(f) for f in (base, *experts.values(), out)), strict=True):
         assert torch.equal(merged[:2], own[:2])
@@ -135,6 +125,7 @@ def test_the_bases_tables_are_kept_where_asked_for(tmp_path):
 
 
 BERT = (families.tf.BertConfig, tiny.TEXT)
+GPT2 = (families.tf.GPT2Config, families.GPT2)
 CAUSAL_LLAMA = (families.tf.LlamaConfig, families.GROUPED | {"pad_token_id": 0})
 POOLER = ("bert.pooler.dense.bias", "bert.pooler.dense.weight")
 CLASSIFIER = ("classifier.bias", "classifier.weight")
@@ -145,12 +136,7 @@ CLASSIFIER = ("classifier.bias", "classifier.weight")
     [
         ("BertForMaskedLM", "BertForSequenceClassification", BERT, (*POOLER, *CLASSIFIER)),
         ("BertModel", "BertForSequenceClassification", BERT, CLASSIFIER),
-        (
-            "GPT2LMHeadModel",
-            "GPT2ForSequenceClassification",
-            (families.tf.GPT2Config, families.GPT2),
-            ("score.weight",),
-        ),
+        ("GPT2LMHeadModel", "GPT2ForSequenceClassification", GPT2, ("score.weight",)),
         ("LlamaForCausalLM", "LlamaForSequenceClassification", CAUSAL_LLAMA, ("score.weight",)),
     ],
 )
@@ -164,11 +150,9 @@ def test_experts_with_another_head_give_the_base_their_tower(base, expert, confi
     folders = {name: save_model(model, tmp_path / name) for name, model in models.items()}
     said, own = [], models["base"]
     for start, *experts in (list(models.values()), list(folders.values())):
-        lines = []
-        merged = merge(
-            "average", start, dict(zip("ab", experts, strict=True)), progress=lines.append
-        )
-        said.append(lines)
+        said.append([])
+        named = dict(zip("ab", experts, strict=True))
+        merged = merge("average", start, named, progress=said[-1].append)
         towers = [models[name].base_model.state_dict() for name in "ab"]
         for name, tensor in merged.base_model.state_dict().items():
             mean = (towers[0][name].double() + towers[1][name]) / 2
@@ -184,9 +168,8 @@ def test_experts_with_another_head_give_the_base_their_tower(base, expert, confi
 def test_models_in_several_precisions_are_merged_in_the_widest(tmp_path):
     """bfloat16 and float16 together need float32."""
     kinds = {"base": torch.float16, "code": torch.bfloat16, "maths": torch.float16}
-    folders = {
-        n: save_model(llama(97, i).to(k), tmp_path / n) for i, (n, k) in enumerate(kinds.items())
-    }
+    models = {name: llama(97, seed).to(kinds[name]) for seed, name in enumerate(kinds)}
+    folders = {name: save_model(model, tmp_path / name) for name, model in models.items()}
     base, said = folders.pop("base"), []
     out = merge("average", base, folders, out=tmp_path / "out", progress=said.append)
     states = [load_file(folder / "model.safetensors") for folder in folders.values()]

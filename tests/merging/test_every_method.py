@@ -30,9 +30,7 @@ def needed(method, tasks=TASKS, dtype=torch.float32, size=32):
 
 
 @pytest.mark.parametrize("method", method_names())
-def test_folders_are_merged_as_modules_are_in_any_order_and_to_the_same_bytes(
-    method, folders, tmp_path
-):
+def test_folders_are_merged_as_modules_in_any_order_to_the_same_bytes(method, folders, tmp_path):
     base, folders = folders
     modules = {"dtd": checkpoints.vision(2), "mnist": checkpoints.vision(1)}
     lines, more = list[str](), FEW.get(method, {})

@@ -88,23 +88,17 @@ def own_merge(method, arguments, **settings):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", ["regmean", "regmean++"])
+@pytest.mark.parametrize("method", ["regmean", "regmean++", "lot"])
 def test_a_model_equals_whole_forwards_with_hooks(monkeypatch, family, method):
     arguments = families.experiment(families.FAMILIES[family])
     families.without_float32(monkeypatch, arguments["base"])
     factor = 0.95 if family == "clip" else 0.1  # images; texts
     oracle = by_whole_forwards(arguments, families.FAMILIES[family].stacks, method, factor)
-    assert tiny.difference(own_merge(method.replace("++", "_plus_plus"), arguments), oracle) < 1e-9
-
-
-@pytest.mark.parametrize("family", ["t5", "clip", "llama"])
-def test_lots_linears_equal_least_squares_on_all_rows(monkeypatch, family):
-    arguments = families.experiment(families.FAMILIES[family])
-    families.without_float32(monkeypatch, arguments["base"])
-    ours = own_merge("lot", arguments)
-    oracle = by_whole_forwards(arguments, families.FAMILIES[family].stacks, "lot")
-    found = {n: (p, oracle.get_parameter(n)) for n, p in ours.named_parameters() if p.dim() == 2}
-    assert max(float((p - q).detach().abs().max()) for p, q in found.values()) < 1e-8
+    ours = own_merge(method.replace("++", "_plus_plus"), arguments)
+    limit = 1e-8 if method == "lot" else 1e-9
+    for name, p in ours.named_parameters():
+        if method != "lot" or p.dim() == 2:  # LOT's norms are no mean
+            assert torch.allclose(p, oracle.get_parameter(name), rtol=0, atol=limit), name
 
 
 def test_lot_of_few_tokens_inverts_no_rounding_of_float32():

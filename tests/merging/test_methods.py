@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from test_adamerging import head
+from test_adamerging import job, models
 
 from featcal.merging.merge import merge, open_merge
 from featcal.merging.methods import answers
 from featcal.merging.methods.entries import mask_row_entries, tall_masks
 from featcal.merging.methods.matrices import iso_c_matrix, iso_cts_matrix, orthogonal, tsv_matrix
-from featcal.merging.registry import MergeJob, method_named, method_names
-from featcal.merging.sources import ModuleSource
+from featcal.merging.registry import method_named, method_names
 
 FIELD = ("wudi_closed_form", "tsv_merge", "iso_c", "iso_cts", "breadcrumbs", "consensus", "pcb")
 COUNT = 3
@@ -41,8 +40,8 @@ def experts(names="abc"):
     return {name: tiny.clip(seed) for seed, name in enumerate(names, start=1)}
 
 
-def state(method, models=None, **settings):
-    return merge(method, tiny.clip(), models or experts(), **settings).state_dict()
+def state(method, given=None, **settings):
+    return merge(method, tiny.clip(), given or experts(), **settings).state_dict()
 
 
 def close(one, other, tolerance=1e-12):
@@ -154,9 +153,9 @@ def test_directions_beyond_the_numerical_rank_take_no_part():
 
 
 def test_pcb_is_its_formula_on_one_long_vector():
-    base, models = tiny.clip().state_dict(), experts()
+    base = tiny.clip().state_dict()
     names = sorted(n for n, t in base.items() if t.is_floating_point())
-    moved = [model.state_dict() for model in models.values()]
+    moved = [model.state_dict() for model in experts().values()]
     flat = torch.stack([torch.cat([(m[n] - base[n]).flatten() for n in names]) for m in moved])
     n, d = flat.shape
     sizes = flat.abs().sort(1).values
@@ -171,16 +170,9 @@ def test_pcb_is_its_formula_on_one_long_vector():
     assert near(change, want) and float((want != 0).double().mean()) > 0.05
 
 
-def images(names="abc"):
-    return {name: tiny.images(50 + i) for i, name in enumerate(names)}
-
-
 def test_mats_goes_from_task_arithmetic_to_regmean():
     name = "encoder.layers.1.mlp.fc2.weight"
-    batches = {
-        task: [b for seed in range(6) for b in tiny.images(100 * i + seed)]
-        for i, task in enumerate("abc")
-    }
+    batches = {task: tiny.images(i, 36) for i, task in enumerate("abc")}
     goal = state("regmean", batches=batches, off_diagonal=1.0)[name]
     start, few, many = (state("mats", batches=batches, steps=n)[name] for n in (0, 3, 200))
     assert near(start, state("task_arithmetic")[name])
@@ -193,28 +185,22 @@ def test_mats_goes_from_task_arithmetic_to_regmean():
 
 def test_the_diagonal_is_the_mean_of_squared_gradients_at_drawn_labels():
     """The oracle takes every label, weighted by its probability, and not a drawn one."""
-    name, expert = "encoder.layers.1.mlp.fc2.bias", tiny.clip(1)
-    heads = {key: tensor.double() for key, tensor in head("a").items()}
-    job = MergeJob(
-        ModuleSource(tiny.clip(), "base").tensors, {}, tiny.clip, batches=images("a"), head=heads
-    )
-    exact, count = torch.zeros_like(expert.get_parameter(name)), 0
-    for batch in job.batches["a"]:
+    name, work = "encoder.layers.1.mlp.fc2.bias", job()
+    expert = models()[1]["dtd"]
+    heads, parameter, exact, count = work.head, expert.get_parameter(name), 0.0, 0
+    for batch in work.batches["dtd"]:
         for pixels in batch["pixel_values"]:
             pooled = expert(pixel_values=pixels[None]).pooler_output @ heads["visual_projection"].T
             features = torch.nn.functional.normalize(pooled, dim=-1)
-            logits = heads["logit_scale"].exp() * features @ heads["head/a"].T
+            logits = heads["logit_scale"].exp() * features @ heads["head/dtd"].T
             for value in logits.log_softmax(-1)[0]:
-                (gradient,) = torch.autograd.grad(
-                    value, expert.get_parameter(name), retain_graph=True
-                )
+                (gradient,) = torch.autograd.grad(value, parameter, retain_graph=True)
                 exact += value.detach().exp() * gradient.square()
             count += 1
 
-    source = ModuleSource(expert, "a").tensors
-
     def diagonal(seed):
-        sums, n = answers.squared_gradients(job, tiny.clip(), source, "a", seed)
+        source = work.experts["dtd"]
+        sums, n = answers.squared_gradients(work, tiny.clip(), source, "dtd", seed)
         return sums[name] / n
 
     draws = torch.stack([diagonal(seed) for seed in range(30)])
@@ -244,18 +230,15 @@ def test_gradient_matching_lies_between_fisher_merging_and_task_arithmetic():
 
 
 def test_gradient_matching_divides_the_bases_curvature_by_the_number_of_tasks():
-    base, models, batches, heads = tiny.clip(), experts("ab"), images("ab"), head("ab")
-    sources = {task: ModuleSource(model, task).tensors for task, model in models.items()}
-    wide = {key: tensor.double() for key, tensor in heads.items()}
-    origin = ModuleSource(base, "base").tensors
-    job = MergeJob(origin, sources, tiny.clip, batches=batches, head=wide)
+    (base, others), work = models(), job()
 
     def curvature(model, task, purpose):
-        return answers.squared_gradients(job, base, model, task, 42, purpose)[0][FC1].numpy()
+        return answers.squared_gradients(work, base, model, task, 42, purpose)[0][FC1].numpy()
 
-    H = [curvature(sources[task], task, "fisher") for task in "ab"]
-    H0 = sum(curvature(origin, task, "base's fisher") for task in "ab") / 2 + 1e-12
-    start, *thetas = (m.state_dict()[FC1].numpy() for m in (base, *models.values()))
+    H = [curvature(source, task, "fisher") for task, source in work.experts.items()]
+    H0 = sum(curvature(work.base, task, "base's fisher") for task in others) / 2 + 1e-12
+    start, *thetas = (m.state_dict()[FC1].numpy() for m in (base, *others.values()))
     change = sum((H0 + h) * (theta - start) for h, theta in zip(H, thetas, strict=True))
-    merged = merge("gradient_matching", base, models, batches=batches, head=heads).state_dict()
+    given = {"batches": work.batches, "head": work.head}
+    merged = merge("gradient_matching", base, others, **given).state_dict()
     assert near(merged[FC1], torch.from_numpy(start + change / (H0 + sum(H))))
