@@ -27,7 +27,6 @@ DRY_RUN = "Check everything, print the memory and disk needed, and stop."
 RIDGE = "λ > 0 or auto: how strongly weights are pulled to the anchor (paper: 0.05)."
 BLEND = "ρ: 1 anchors at the merged weight; above 1 extrapolates away from the base (paper: 2)."
 INTERPOLATION = "α in [0, 1]: 1 targets the experts' features, 0 the student's own (paper: 0.3)."
-BATCH = "Samples per batch. Default: 32."
 SETTINGS = Calibration(), options.Running()
 EPILOG = f"""{options.DATA_FORMATS}
 
@@ -53,7 +52,7 @@ def calibrate(
     anchor_blend: Annotated[float | None, Option(help=BLEND)] = None,
     interpolation: Annotated[float | None, Option(help=INTERPOLATION)] = None,
     samples: Annotated[int | None, Option(min=1, help=SAMPLES)] = None,
-    batch: Annotated[int | None, Option(min=1, help=BATCH)] = None,
+    batch: Annotated[int | None, Option(min=1, help="Samples per batch. Default: 32.")] = None,
     column: options.Column = None,
     classes: options.Classes = None,
     seed: options.Seed = 42,
@@ -116,7 +115,6 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     sweeps = len(CANDIDATES) if packed_experts(request.student) else 1  # of the candidates
     sweeps = 1 + sweeps * (request.settings == "auto")
     mine = current().mine(inputs.experts)  # each process reads the batches of its own tasks only
-    used = {task: draws[task] for task in mine}
     device = own_device(torch_device(request.device))
     if device.type == "cpu":
         return_large_blocks()
@@ -125,14 +123,11 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     how |= {"base": inputs.base, "settings": request.settings, "out": request.out}
     with whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts:
         try:
-            result = featcal.calibrate(
-                inputs.merged,
-                experts=experts,
-                batches=dict.fromkeys(inputs.experts, ()) | request.batches(used),
-                labels=request.labels({task: experts[task] for task in mine}),
-                progress=progress_lines(sweeps * blocks),
-                **how,
-            )
+            own = request.batches({task: draws[task] for task in mine})
+            how["batches"] = dict.fromkeys(inputs.experts, ()) | own
+            how["labels"] = request.labels({task: experts[task] for task in mine})
+            how |= {"experts": experts, "progress": progress_lines(sweeps * blocks)}
+            result = featcal.calibrate(inputs.merged, **how)
         except KeyboardInterrupt:
             note("the same command continues after the last finished block")
             raise
@@ -154,9 +149,8 @@ def require_work_folder(work: Path | None, folders: list[Path]) -> None:
         return
     require(not work.is_file(), "calibrate.work", str(work), "names a file; name a folder")
     for folder in (folder.resolve() for folder in folders):
-        inside = folder in (work.resolve(), *work.resolve().parents)
         expected = f"lies in {folder}, which is read or written as a whole; name another folder"
-        require(not inside, "calibrate.work", str(work), expected)
+        require(not work.resolve().is_relative_to(folder), "calibrate.work", str(work), expected)
     output.require_writable("calibrate.work", work / "run")
 
 

@@ -12,7 +12,6 @@ from featcal.errors import BadFile, TensorsDiffer
 from featcal.files import atomic_folder, read_json
 from featcal.settings import require
 
-MODEL = "Model folder of transformers or open_clip."
 CLIP = "Whole CLIP that provides the text tower, if MODEL is a vision model only."
 TOKENIZERS = ("tokenizer.json", "vocab.json")
 EPILOG = """Examples:
@@ -23,7 +22,7 @@ featcal convert calibrated --clip base --out open_clip_folder"""
 
 
 def convert(
-    source: Annotated[Path, Argument(**FOLDER, help=MODEL)],
+    source: Annotated[Path, Argument(**FOLDER, help="Model folder of transformers or open_clip.")],
     out: Annotated[Path, Option(help="Folder to write, in the other format.")],
     clip: Annotated[Path | None, Option(**FOLDER, help=CLIP)] = None,
     as_json: options.Json = False,

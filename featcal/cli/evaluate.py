@@ -8,7 +8,6 @@ from typer import Option
 
 from featcal.card import read_card
 from featcal.cli import inputs, options
-from featcal.cli.inputs import FOLDER
 from featcal.cli.output import add_to_card, note, say_json, table
 from featcal.errors import FeatCalError, TensorsDiffer
 from featcal.settings import require
@@ -43,10 +42,10 @@ featcal evaluate --model new --data reviews=reviews --classes reviews=bad,good -
 
 
 def evaluate(
-    model: Annotated[Path, Option(**FOLDER, help="Model to evaluate.")],
+    model: Annotated[Path, Option(**inputs.FOLDER, help="Model to evaluate.")],
     data: Annotated[list[str], Option(metavar="NAME=PATH", help=LABELLED)],
-    clip: Annotated[Path | None, Option(**FOLDER, help=CLIP)] = None,
-    class_means: Annotated[Path | None, Option(**FOLDER, help=CLASS_MEANS)] = None,
+    clip: Annotated[Path | None, Option(**inputs.FOLDER, help=CLIP)] = None,
+    class_means: Annotated[Path | None, Option(**inputs.FOLDER, help=CLASS_MEANS)] = None,
     template: Annotated[list[str] | None, Option(metavar="PROMPT", help=TEMPLATE)] = None,
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
     column: options.Column = None,

@@ -17,7 +17,6 @@ from featcal.errors import BadData
 if TYPE_CHECKING:
     from featcal.evaluation.compare import Agreement
 
-OUT = "Folder to write. Default: MERGED-calibrated."
 LEFT, FEWEST, SPARE = 0.25, 4, 64  # share of a task's samples held out, within these numbers
 LEAST = 12  # samples of a task: those held out, and what the choice of settings needs
 ERRORS = 2  # standard errors beyond which a difference counts
@@ -43,7 +42,7 @@ def fix(
     classes: options.Classes = None,
     base: options.Base = None,
     expert: options.Experts = None,
-    out: Annotated[Path | None, Option(help=OUT)] = None,
+    out: Annotated[Path | None, Option(help="Folder to write. Default: MERGED-calibrated.")] = None,
     device: options.Device = "auto",
     as_json: options.Json = False,
     force: options.Force = False,

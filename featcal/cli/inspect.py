@@ -25,7 +25,6 @@ LARGEST = 5  # tensors and parameters that are listed
 TOKENS = 8  # length of the text from which sites are derived
 EXPERT = re.compile(r"(?<=experts)\.\d+\.")  # the index of a mixture's expert in a name
 BLOCK = re.compile(r"(.+?)\.(\d+)\.(.+)")  # list, index of the block, tensor of the block
-MODEL = "Model folder: config.json and safetensors."
 PLAN = "Build the model to show also what calibration solves (--plan), or show tensors only."
 EPILOG = """Examples:
 
@@ -35,7 +34,7 @@ featcal inspect merged --plan --json"""
 
 
 def inspect(
-    folder: Annotated[Path, Argument(**FOLDER, help=MODEL)],
+    folder: Annotated[Path, Argument(**FOLDER, help="Model folder: config.json and safetensors.")],
     plan: Annotated[bool | None, Option("--plan/--tensors", show_default=False, help=PLAN)] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -137,7 +136,7 @@ def show_plan(model: "nn.Module", plan: "BlockPlan") -> None:
     """Print the modules and sites of every stack, and the largest parameters left as they are."""
     from featcal.calibration.estimate import model_shape
     from featcal.cli.plan import meta_batch
-    from featcal.models.modules import uncovered
+    from featcal.models.modules import covered
     from featcal.models.plan import blocks_of, parameter_count
 
     shapes: tuple[BlockShape, ...] = ()
@@ -151,8 +150,7 @@ def show_plan(model: "nn.Module", plan: "BlockPlan") -> None:
         own = [block for block in shapes if block.stack == stack.name]
         show_sites(own) if own else say(reason)
     blocks = [block for stack in plan.stacks for block in blocks_of(model, stack)]
-    stays = {id(p) for block in blocks for p in uncovered(block).values()}
-    solved = {id(p) for block in blocks for p in block.parameters()} - stays
+    solved = {id(p) for block in blocks for p in covered(block)}
     left = {name: p for name, p in model.named_parameters() if id(p) not in solved}
     total, rows = parameter_count(model), []
     for name in top({name: p.numel() for name, p in left.items()}):
@@ -165,13 +163,11 @@ def show_stack(model: "nn.Module", stack: "Stack") -> None:
     """Print the solved modules of a stack's blocks, what the blocks exchange, and the coverage."""
     from featcal.models.plan import blocks_of, parameter_count
 
-    blocks, rows = blocks_of(model, stack), []
+    blocks = blocks_of(model, stack)
     solved = {name: blocks[0].get_submodule(name) for name in solved_names(blocks[0])}
     say(f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({stack.blocks}):")
-    for name, module in solved.items():
-        weight = getattr(module, "weight", None)
-        weight = next(module.parameters()) if weight is None else weight
-        rows.append([name, type(module).__name__, shape_text(weight.shape)])
+    weights = {name: next(module.parameters()) for name, module in solved.items()}
+    rows = [[n, type(m).__name__, shape_text(weights[n].shape)] for n, m in solved.items()]
     table("", ["module", "kind", "shape"], rows)
     exchange = {
         f"entered at {stack.entry}": stack.entry,

@@ -62,9 +62,8 @@ class Preprocess:
         image = Image.fromarray(np.arange(2304).astype(np.uint8).reshape(24, 32, 3))
         try:
             how: Any = {"backend": backend, "local_files_only": True, "trust_remote_code": False}
-            processor = AutoImageProcessor.from_pretrained(folder, **how)
-            ours = cls(processor)
-            expected = processor(image, return_tensors="pt")["pixel_values"].float()
+            ours = cls(AutoImageProcessor.from_pretrained(folder, **how))
+            expected = ours.processor(image, return_tensors="pt")["pixel_values"].float()
             if not torch.equal(ours.normalised(ours.pixels(image)[None]), expected):
                 raise ValueError("it has steps other than resize, crop, rescale and normalise")
         except MemoryError:

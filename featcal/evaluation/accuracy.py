@@ -15,17 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
 from featcal.core.precision import wide
-from featcal.data.batches import padded
-from featcal.data.texts import Labelled, Reader, Sample, input_of
+from featcal.data.batches import collate, padded
+from featcal.data.texts import Labelled, Reader, Sample, TokenizedText, input_of
 from featcal.errors import BadData, NotFinite
-from featcal.models.batch import (
-    IGNORED,
-    Batch,
-    output_embeddings,
-    projected,
-    token_mean,
-    unit_length,
-)
+from featcal.models.batch import Batch, output_embeddings, projected, token_mean, unit_length
 from featcal.models.blocks import model_call
 from featcal.models.load import evaluation_mode
 from featcal.models.sentences import Sentences
@@ -134,31 +127,20 @@ def evaluate_pool(
     for task, samples in sets.items():
         expected = "must be at least two, else every answer is right"
         require(len(heads[task]) > 1, f"{task}: number of classes", len(heads[task]), expected)
-        encoders = {
-            name: model[task] if isinstance(model, Mapping) else model
-            for name, model in models.items()
-            if not isinstance(model, Mapping) or task in model
-        }
+        own = {n: m.get(task) if isinstance(m, Mapping) else m for n, m in models.items()}
+        encoders = {name: model for name, model in own.items() if model is not None}
         names = (*encoders, *(name for name, (model, _) in adapted.items() if model in encoders))
-        parts = {name: [torch.zeros(0, dtype=torch.bool)] for name in names}
-        labels, start = torch.as_tensor(samples.labels), 0
+        answers = {name: [torch.zeros(0, dtype=torch.long)] for name in names}
         for inputs in samples.batches(None, batch):
-            expected = labels[start : start + len(next(iter(inputs.values())))]
-            start += len(expected)
-            for model_name, encoder in encoders.items():
-                own = projected_features(encoder, projection, inputs)
-                variants = {model_name: own} | {
-                    name: change(task, own)
-                    for name, (model, change) in adapted.items()
-                    if model == model_name
-                }
-                for name, features in variants.items():
+            for key, encoder in encoders.items():
+                x = projected_features(encoder, projection, inputs)
+                changed = {n: f(task, x) for n, (model, f) in adapted.items() if model == key}
+                for name, features in ({key: x} | changed).items():
                     features = unit_length(features)
                     require_finite(features, f"model {name}, task {task}")
-                    predicted = (features @ heads[task].to(features).T).argmax(-1).cpu()  # (n,)
-                    parts[name].append(predicted == expected)
-        for name, own in parts.items():
-            correct[name][task] = torch.cat(own)
+                    answers[name].append((features @ heads[task].to(features).T).argmax(-1).cpu())
+        for name, parts in answers.items():
+            correct[name][task] = torch.cat(parts) == torch.as_tensor(samples.labels)
     return correct
 
 
@@ -264,32 +246,31 @@ def likelihoods(texts: TextModel, data: Labelled, template: str) -> Tensor:
     """Return log p(label's text | text), summed over the tokens of the label's text, (n, K)."""
     reader, has_decoder = texts.reader, texts.reader.takes.kind == "pair"
     labels = prompts_of(data.classes, [template])
-    rows: list[tuple[list[int], list[int], int]] = []  # ids, decoder's ids, first scored position
+    rows: list[tuple[TokenizedText, int]] = []  # with the first scored position
     for sample in data.samples:
         text = reader.shortened(sample.text, end=not has_decoder)
         context = reader.tokenizer(text)["input_ids"]
         for label in labels:
             if has_decoder:
-                rows.append((reader.ids(sample, text), reader.tokenizer(label)["input_ids"], 0))
+                target = reader.tokenizer(label)["input_ids"]
+                rows.append((TokenizedText(reader.ids(sample, text), target), 0))
                 continue
             whole = reader.tokenizer(text + label)["input_ids"]
             shared = min(len(whole), len(context))
             first = next((i for i in range(shared) if whole[i] != context[i]), shared)
             cut = max(0, len(whole) - reader.length)
-            rows.append((whole[cut:], [], max(1, first - cut)))
+            rows.append((TokenizedText(whole[cut:]), max(1, first - cut)))
     scores = []
     for start in range(0, len(rows), texts.batch):
-        inputs, targets, firsts = zip(*rows[start : start + texts.batch], strict=True)
-        ids, mask = padded(inputs, reader.pad)
-        batch = {"input_ids": ids, "attention_mask": mask}
+        chosen, firsts = zip(*rows[start : start + texts.batch], strict=True)
+        batch = collate(chosen, reader.pad, reader.takes)
+        logits = texts.logits(batch)
         if has_decoder:
-            expected, counted = padded(targets, reader.pad)
-            batch["labels"] = expected.masked_fill(counted == 0, IGNORED)
-            logits = texts.logits(batch)
+            expected, counted = padded([text.target or [] for text in chosen], reader.pad)
         else:  # the logits at t predict token t + 1
-            expected, logits = ids[:, 1:], texts.logits(batch)[:, :-1]
-            scored = torch.arange(1, ids.shape[1]) >= torch.tensor(firsts)[:, None]
-            counted = scored & (mask[:, 1:] == 1)
+            expected, logits = batch["input_ids"][:, 1:], logits[:, :-1]
+            scored = torch.arange(1, expected.shape[1] + 1) >= torch.tensor(firsts)[:, None]
+            counted = scored & (batch["attention_mask"][:, 1:] == 1)
         log_p = log_softmax(wide(logits), -1).gather(-1, expected[..., None].to(logits.device))
         scores.append((log_p[..., 0].cpu() * counted).sum(1))
     return torch.cat(scores).reshape(len(data.samples), len(labels))

@@ -34,27 +34,23 @@ class StopForward(Exception):
     """Stop a forward from a hook, once it has delivered all that is needed."""
 
 
-@contextmanager
-def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+def hooked(handles: Sequence[RemovableHandle]) -> ExitStack:
     """Remove the hooks at the end of the `with`."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = ExitStack()
+    for handle in handles:
+        hooks.enter_context(handle)
+    return hooks
 
 
-@contextmanager
 def output_hooks(
     module: nn.Module, names: Iterable[str], note: Callable[[str, Any], Any]
-) -> Iterator[None]:
+) -> ExitStack:
     """Call `note` with name and output of each named module; a result replaces the output."""
     handles = [
         module.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out))
         for n in names
     ]
-    with hooked(handles):
-        yield
+    return hooked(handles)
 
 
 @contextmanager

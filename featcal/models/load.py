@@ -12,7 +12,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +118,8 @@ def unread(module: PreTrainedModel) -> Callable[[str], bool]:
     """Return whether a stored tensor is, by its name, a buffer that models make themselves."""
     made = {name for name, _ in module.named_non_persistent_buffers()}
     # of older files, also for models that no longer have such a buffer
-    return lambda name: (
-        name in made or name.endswith((".position_ids", ".masked_bias", ".attn.bias"))
-    )
+    old = (".position_ids", ".masked_bias", ".attn.bias")
+    return lambda name: name in made or name.endswith(old)
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -139,15 +138,13 @@ def load_tokenizer(folder: str | Path) -> Any:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' loading report and progress bars inside the `with`."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
+    with ExitStack() as restored:
+        restored.callback(logging.set_verbosity, logging.get_verbosity())
+        logging.set_verbosity_error()
+        if logging.is_progress_bar_enabled():
+            logging.disable_progress_bar()
+            restored.callback(logging.enable_progress_bar)
         yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def torch_device(name: str | torch.device) -> torch.device:
@@ -335,13 +332,11 @@ def save_model(
 
 def untied(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of a module, each tensor in memory under its first name only."""
-    seen, state = set[tuple[int, tuple[int, ...]]](), dict[str, Tensor]()
+    first: dict[object, tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict().items():
-        memory = (tensor.data_ptr(), tuple(tensor.shape))
-        if not tensor.numel() or memory not in seen:
-            state[name] = tensor
-        seen.add(memory)
-    return state
+        memory = (tensor.data_ptr(), tensor.shape) if tensor.numel() else name
+        first.setdefault(memory, (name, tensor))
+    return dict(first.values())
 
 
 def write_config(config: Any, architecture: str, folder: Path, like: str | Path | None) -> None:

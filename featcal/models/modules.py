@@ -132,11 +132,8 @@ def following(block: nn.Module, leader: nn.Module) -> Iterator[None]:
 
 def routed(block: nn.Module) -> dict[str, Tensor]:
     """Return the tokens last routed to each expert, by the expert's path in the block."""
-    return {
-        f"{path}.{number}": rows
-        for path, part in unpacked_experts(block).items()
-        for number, rows in enumerate(part.rows)
-    }
+    experts = unpacked_experts(block).items()
+    return {f"{path}.{i}": rows for path, part in experts for i, rows in enumerate(part.rows)}
 
 
 def expert_of(name: str, known: Mapping[str, object]) -> str | None:

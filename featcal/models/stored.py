@@ -5,6 +5,7 @@ packed experts. Headers alone show which tensors are missing, surplus or misshap
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,8 +23,6 @@ from featcal.errors import BadFile, MissingTensor, WrongKeys, one_line
 from featcal.models import load
 from featcal.models.checkpoint import LazyCheckpoint, LazyTensor
 from featcal.models.modules import tied_names
-
-Read = Callable[[str], Tensor]
 
 
 def skeleton(
@@ -90,7 +89,7 @@ class Conversion:
             raise BadFile(self.files[source].file, problem, way_out) from None
         self.made = {name: tuple(tensor.shape) for name, tensor in made.items()}
 
-    def convert(self, read: Read) -> dict[str, Tensor]:
+    def convert(self, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
         """Return the tensors made of the sources; they may share memory."""
         converter = deepcopy(self.converter)  # it collects its inputs
         for source, pattern in self.sources.items():
@@ -104,7 +103,7 @@ class Conversion:
     def to_sources(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sources of the tensors `made`, or `made` itself if it cannot be reverted."""
         target = ""
-        try:
+        with suppress(LookupError, RuntimeError, TypeError, ValueError, AttributeError):
             converter = self.converter.reverse_transform()
             for name in sorted(made, key=loading.dot_natural_key):
                 target, pattern = converter.rename_source_key(name)
@@ -115,8 +114,6 @@ class Conversion:
             again = self.convert(sources.__getitem__)
             if all(torch.equal(again[name], tensor) for name, tensor in made.items()):
                 return sources
-        except (LookupError, RuntimeError, TypeError, ValueError, AttributeError):
-            pass
         return dict(made)
 
     def read(self, name: str) -> Tensor:
@@ -220,8 +217,8 @@ class ModelFolder:
         if heads:
             missing = [name for name in missing if not load.in_head(name, module)]
         if unexpected or misshapen:
-            named = self.files.folder, type(module).__name__, missing, unexpected, misshapen
-            raise WrongKeys(*named)
+            wrong = missing, unexpected, misshapen
+            raise WrongKeys(self.files.folder, type(module).__name__, *wrong)
         if missing:
             raise MissingTensor(self.files.folder, missing[0], self.files)
 

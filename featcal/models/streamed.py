@@ -142,18 +142,16 @@ class StreamedModel(ModelFolder):
 
             return run
 
-        def is_list(module: nn.Module) -> bool:
-            return type(module).forward is nn.Module.forward
-
         forwards = []
+        lists = {m for m in self.module.modules() if type(m).forward is nn.Module.forward}
         for path, module in self.module.named_modules():
             names, dotted = self._below(module), f"{path}." if path else ""
             # some modules read parameters of their parts; one that contains blocks reads its own
             # and those of lists and embeddings (DeBERTa)
             if any(blocks.startswith(dotted) for blocks in self._lists):
-                parts = [p for p in module.children() if isinstance(p, nn.Embedding) or is_list(p)]
+                parts = [p for p in module.children() if isinstance(p, nn.Embedding) or p in lists]
                 names = [name for part in (module, *parts) for name in self._own[part]]
-            if not is_list(module):
+            if module not in lists:
                 inside = any(path.startswith(blocks) for blocks in self._lists)
                 forwards.append((module, loading(module.forward, names, inside)))
         try:
@@ -293,12 +291,10 @@ def require_same_configs(configs: Mapping[str, Any]) -> None:
             if this != that and not (key.split(".")[-1] in DERIVED and None in (this, that))
         )
         if differ:
-            raise FeatCalError(
-                f"{there} and {here}",
-                f"their config.json make models that compute differently ({differ})",
-                "give experts that were fine-tuned from this base, or,",
-                "where a config.json is wrong, correct it there",
-            )
+            problem = f"their config.json make models that compute differently ({differ})"
+            other = "give experts that were fine-tuned from this base, or,"
+            way_out = "where a config.json is wrong, correct it there"
+            raise FeatCalError(f"{there} and {here}", problem, other, way_out)
 
 
 def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
