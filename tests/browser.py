@@ -133,11 +133,8 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """Errors on the console since the page was opened."""
-        return [
-            entry["message"]
-            for entry in self.driver.get_log("browser")
-            if entry["level"] == "SEVERE"
-        ]
+        log = self.driver.get_log("browser")
+        return [entry["message"] for entry in log if entry["level"] == "SEVERE"]
 
 
 @contextmanager

@@ -6,10 +6,9 @@ test_notebooks.py, and of those that the Makefile names by nbval.
 
 import ast
 import io
-import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,15 +25,11 @@ TOLD = (UserWarning, RuntimeWarning, FutureWarning)  # those a kernel would prin
 def run_page(page: NotebookNode, folder: Path) -> NotebookNode:
     """Fill in the outputs of a page, its code run in a fresh namespace from `folder`."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         cells = (cell for cell in page.cells if cell.cell_type == "code")
         for count, cell in enumerate(cells, start=1):
             outputs = list(_outputs(cell.source, namespace, count))
             cell.execution_count, cell.outputs = count, outputs
-    finally:
-        os.chdir(before)
     return page
 
 
@@ -69,9 +64,7 @@ def with_parameters(source: Path, parameters: dict[str, Any]) -> NotebookNode:
 def without_kernels() -> Iterator[None]:
     """Inside the `with`, `execute_page` and the stage `page` run their pages in this process."""
 
-    def execute_notebook(
-        source: Path, target: Path, parameters: dict[str, Any], *, cwd: str, **_: Any
-    ) -> None:
+    def execute_notebook(source, target, parameters, *, cwd, **_):
         nbformat.write(run_page(with_parameters(source, parameters), Path(cwd)), target)
 
     with patch("papermill.execute_notebook", execute_notebook):

@@ -41,6 +41,12 @@ def models(ready, tmp_path, monkeypatch) -> Path:
     return tmp_path / "work"
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 EXPERTS = ["--expert", "mnist=mnist", "--expert", "dtd=dtd"]
 MERGE = ["merge", "task_arithmetic", "--base", "base", *EXPERTS, "--out", "new"]
 DATA = ["--data", "mnist=images/mnist", "--data", "dtd=images/dtd"]

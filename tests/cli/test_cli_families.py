@@ -12,7 +12,7 @@ from families import WIDE
 from language import WORDS, jsonl, tokenizer
 from PIL import Image
 from safetensors.torch import load_file
-from test_cli import refused
+from test_cli import here, refused
 from tiny import VISION, make
 
 import featcal
@@ -54,12 +54,6 @@ def oracle(kind, rows):
             batch["labels"] = targets["input_ids"].masked_fill(targets["attention_mask"] == 0, -100)
         made.append(batch)
     return made
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def written(folder):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers as tf
 from families import GROUPED
-from test_cli import refused
+from test_cli import here, refused
 from tiny import VISION
 
 from featcal.calibration.estimate import Job, estimate, model_shape
@@ -26,23 +26,18 @@ def changed(path: Path, **values) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def folders(config, name: str) -> None:
-    for role in ("base", "merged", *TASKS):
-        Path(role).mkdir()
-        content = config.to_dict() | {"architectures": [name]}
-        Path(role, "config.json").write_text(json.dumps(content))
+def folders(config, name: str):
+    @pytest.fixture
+    def made(here):
+        for role in ("base", "merged", *TASKS):
+            Path(role).mkdir()
+            content = config.to_dict() | {"architectures": [name]}
+            Path(role, "config.json").write_text(json.dumps(content))
+
+    return made
 
 
-@pytest.fixture
-def vision(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folders(CLIP, "CLIPVisionModel")
-
-
-@pytest.fixture
-def llama(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folders(LLAMA, "LlamaForCausalLM")
+vision, llama = folders(CLIP, "CLIPVisionModel"), folders(LLAMA, "LlamaForCausalLM")
 
 
 @pytest.fixture

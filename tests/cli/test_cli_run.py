@@ -23,7 +23,7 @@ from featcal.cli.calibrate import note_differences
 from featcal.cli.inputs import Inputs
 from featcal.errors import BadPlan
 from featcal.models.checkpoint import LazyCheckpoint
-from featcal.models.load import save_model
+from featcal.models.load import save_model, torch_device
 from featcal.settings import Calibration
 from tests import checkpoints
 
@@ -72,7 +72,9 @@ def test_a_missing_gpu_is_named_before_any_data_are_read(models, capsys, monkeyp
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("featcal.data.places.location_of", lambda *_: pytest.fail("read"))
     for command in (CALIBRATE, MERGE, EVALUATE):
-        assert "needs a GPU" in refused([*command, "--device", "cuda"], models, capsys)
+        said = refused([*command, "--device", "cuda"], models, capsys)
+        assert "needs a GPU" in said and "auto or cpu" in said
+    assert torch_device("auto") == torch_device("cpu") == torch.device("cpu")
 
 
 def test_an_expert_of_another_class_is_noted_and_one_of_the_same_class_is_not(models, capsys):

@@ -7,7 +7,7 @@ from pathlib import Path
 import checkpoints
 import pytest
 import torch
-from test_cli import refused, told
+from test_cli import here, refused, told
 from test_worked_paths import PICTURES, llamas, merged_as_mergekit_does, recipe_of_the_page  # noqa: F401
 
 import featcal
@@ -78,9 +78,8 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
     rows = told(capsys, *compared)["agreement"]
     assert {row["samples"] for row in rows} == {7}
     batches = unseen(Draw(7, 42, 32, skip=5))
-    assert [row["kl"] for row in rows] == [
-        one.kl for one in featcal.compare({"merged": "merged", "new": "new"}, EXPERTS, batches)
-    ]
+    called = featcal.compare({"merged": "merged", "new": "new"}, EXPERTS, batches)
+    assert [row["kl"] for row in rows] == [one.kl for one in called]
     assert cli.main([*arguments, "--seed", "7", "--out", "other"]) == 0
     for more in (["--seed", "7"], ["--model", "other=other"]):
         assert cli.main([*compared, *more]) == 0
@@ -138,8 +137,7 @@ def test_base_and_experts_are_read_from_the_recipe_that_a_card_shows(llamas, cap
     assert told(capsys, "plan", "--merged", "merged", "--set", "tokens=8")["host_bytes"] > 0
 
 
-def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_whole_clip_is_evaluated_without_naming_it_again(here, capsys):
     checkpoints.clip_folder(Path("clip"))
     checkpoints.vision_folder(Path("mnist"), 1)
     checkpoints.pictures(Path("images"), 0, PICTURES)

@@ -16,6 +16,7 @@ import yaml
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from test_cli import here
 from tiny import shifted
 from torch.nn import functional as F
 from transformers import AutoImageProcessor, AutoTokenizer
@@ -167,8 +168,7 @@ def test_a_merge_of_vocabularies_is_calibrated_and_keeps_all_tokens(llamas, caps
     assert cli.main([*compared.split(), "--base", "base"]) == 0
 
 
-def test_vision_experts_of_fusionbench_are_merged_and_evaluated(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_vision_experts_of_fusionbench_are_merged_and_evaluated(here, capsys):
     checkpoints.clip_folder(Path("clip"))
     for seed, name in enumerate(("mnist", "dtd"), start=1):
         checkpoints.legacy_folder(Path("models") / name, seed)
@@ -179,8 +179,7 @@ def test_vision_experts_of_fusionbench_are_merged_and_evaluated(tmp_path, monkey
     assert 0 <= json.loads(printed[printed.index('{\n  "model"') :])["average"] <= 100
 
 
-def test_dinov2_is_calibrated_compared_and_scored_by_class_means(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_dinov2_is_calibrated_compared_and_scored_by_class_means(here, capsys):
     base, processor = dinov2(Path("dinov2")), json.dumps(photos.processor(28))
     (base / "preprocessor_config.json").write_text(processor)
     for seed, name in enumerate(("flowers", "birds"), start=1):
@@ -224,11 +223,10 @@ def by_nearest_mean(vision, model, task: str) -> float:
     return 100 * float(torch.cat(right).double().mean())
 
 
-def test_open_clip_is_converted_calibrated_and_converted_back(tmp_path, monkeypatch):
+def test_open_clip_is_converted_calibrated_and_converted_back(here):
     pytest.importorskip("open_clip")
     from test_open_clip import folder_of, theirs
 
-    monkeypatch.chdir(tmp_path)
     for seed, name in enumerate(("base", "mnist", "dtd")):
         folder_of(theirs(seed=seed), Path("open_clip") / name)
     for seed, name in enumerate(("mnist", "dtd")):
@@ -286,8 +284,7 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
 
 
-def test_a_t5_is_calibrated_in_both_stacks(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_t5_is_calibrated_in_both_stacks(here):
     language.folder(Path("base"), "t5")
     for seed, name in enumerate(("qnli", "sst2"), start=1):
         fine_tuned(Path("base"), Path("models") / name, seed)

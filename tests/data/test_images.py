@@ -189,10 +189,7 @@ def test_folders_of_pictures_have_one_numbering_for_all_splits(tmp_path, preproc
         ({"image": [PNG, {"bytes": PNG["bytes"][:200], "path": None}]}, "row 1 cannot be decoded"),
         ({"image": [PNG, {"bytes": None, "path": "../x.png"}]}, r"row 1 .*'\.\./x\.png' is out"),
         ({"image": [PNG, {"bytes": None, "path": "/etc/passwd"}]}, "row 1 .*'/etc/passwd' is out"),
-        (
-            {"image": [PNG, {"bytes": None, "path": "https://a.b/x.png"}]},
-            "row 1 .*'https:.* is out",
-        ),
+        ({"image": [PNG, {"bytes": None, "path": "https://a.b/x"}]}, "row 1 .*'https:.* is out"),
         ({"image": [PNG, {"bytes": None, "path": "x.png"}]}, r"row 1 cannot be decoded .*x\.png"),
         ({"image": [PNG, None]}, "row 1 cannot be decoded"),
         ({"image": [PNG, encoded(picture(size=(10, 99)))]}, r"1 is \(316, 32\) .* 0 is \(32, 40"),

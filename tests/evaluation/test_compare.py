@@ -56,10 +56,8 @@ def test_kl_and_top1_equal_those_of_whole_models(family):
     names = [(one.expert, one.model) for one in agreements]
     assert names == [(task, model) for task in sorted(experts) for model in models]
     for one in agreements:
-        ours, theirs = (
-            [row for batch in given["batches"][one.expert] for row in scores(model, batch)]
-            for model in (models[one.model], experts[one.expert])
-        )
+        own, pair = given["batches"][one.expert], (models[one.model], experts[one.expert])
+        ours, theirs = ([row for batch in own for row in scores(m, batch)] for m in pair)
         p, q = torch.cat(ours), torch.cat(theirs)
         assert one.kl == pytest.approx(float((q.exp() * (q - p)).sum(-1).mean()), rel=1e-6)
         assert one.top1 == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).double().mean()))
@@ -98,12 +96,8 @@ def test_paired_errors_are_those_of_the_differences_between_samples():
     assert same.relative_drift == 0 and same.cosine == pytest.approx(1)
     assert same.kl is None and not same.than_first
     assert 0 < closer.relative_drift < farther.relative_drift and closer.cosine > farther.cosine
-    drifts = [
-        featcal.compare({"m": far}, {"a": expert}, {"a": [{"pixel_values": x[None]}]})[0]
-        for batch in batches
-        for x in batch["pixel_values"]
-    ]
-    drifts = [one.relative_drift for one in drifts]
+    alone = ({"a": [{"pixel_values": x[None]}]} for batch in batches for x in batch["pixel_values"])
+    drifts = [featcal.compare({"m": far}, {"a": expert}, x)[0].relative_drift for x in alone]
     difference = farther.than_first["relative_drift"]
     assert difference.mean == pytest.approx(np.mean(drifts), rel=1e-6)
     error = np.std(drifts, ddof=1) / np.sqrt(len(drifts))

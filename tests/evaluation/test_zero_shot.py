@@ -8,14 +8,8 @@ import torch
 from torch.nn.functional import normalize
 
 from featcal.errors import BadData, BadSetting, NotFinite
-from featcal.evaluation.accuracy import (
-    class_mean_head,
-    evaluate_pool,
-    percent,
-    projected_features,
-    prompts_of,
-    zero_shot_head,
-)
+from featcal.evaluation import accuracy
+from featcal.evaluation.accuracy import class_mean_head, evaluate_pool, percent, prompts_of
 from featcal.models.batch import unit_length
 
 CLASSES, TEMPLATES = ("cat", "red dog", "ship"), ("a photo of a {}", "the {}")
@@ -35,7 +29,7 @@ def pictures(count=30, seed=0, classes=CLASSES):
 
 
 def head_of(clip, classes=CLASSES, batch=256):
-    return zero_shot_head(clip, checkpoints.tokenizer(), classes, TEMPLATES, batch=batch)
+    return accuracy.zero_shot_head(clip, checkpoints.tokenizer(), classes, TEMPLATES, batch=batch)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 256])
@@ -55,7 +49,7 @@ def test_prompt_head_equals_one_prompt_at_a_time(batch):
 def test_class_means_equal_means_taken_class_by_class():
     clip, images = checkpoints.clip(), pictures()
     encoder = clip.vision_model, clip.visual_projection.weight
-    features = unit_length(projected_features(*encoder, {"pixel_values": images.pixels}))
+    features = unit_length(accuracy.projected_features(*encoder, {"pixel_values": images.pixels}))
     for label, row in enumerate(class_mean_head(*encoder, images, batch=7)):
         want = normalize(features[images.labels == label].mean(0), dim=0)
         assert torch.allclose(row, want, atol=1e-6)

@@ -12,7 +12,7 @@ from test_save import TENSORS, written
 from tiny import TEXT
 from transformers.utils import logging
 
-from featcal.errors import BadFile, BadSetting, MissingPath, NotFinite, TruncatedFile, WrongKeys
+from featcal.errors import BadFile, MissingPath, NotFinite, TruncatedFile, WrongKeys
 from featcal.models import load
 from featcal.models.checkpoint import LazyCheckpoint, all_finite
 from featcal.models.sentences import Sentences
@@ -108,13 +108,6 @@ def test_a_folder_without_a_usable_tokenizer_is_an_error(tmp_path, text):
         (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(BadFile, match="no tokenizer"):
         load.load_tokenizer(tmp_path)
-
-
-def test_a_missing_gpu_is_an_error_with_a_way_out(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert load.torch_device("auto") == load.torch_device("cpu") == torch.device("cpu")
-    with pytest.raises(BadSetting, match="auto or cpu"):
-        load.torch_device("cuda")
 
 
 @pytest.mark.parametrize(

@@ -84,37 +84,28 @@ class Toy(nn.Module):
         return self.blocks[1](self.between(self.blocks[0](x)))
 
 
-def toy(use, norm=None):
-    return lambda: Toy(lambda: Block(use, norm and norm()))
+def toy(use, norm=None, **more):
+    return lambda: Toy(lambda: Block(use, norm and norm()), **more)
 
 
 SQUEEZE = tf.SqueezeBertConfig(**TEXT, embedding_size=32)
 ALBERT = tf.AlbertConfig(**TEXT, embedding_size=16)
 # keeps gate and up of its experts interleaved, transposed and with biases
 GPT_OSS = tf.GptOssConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)
+FOLDED = toy(lambda fc, x: fc(x.transpose(0, 1)).transpose(0, 1))
+DOUBLED = toy(lambda fc, x: fc(x), between=lambda x: 2 * x)
+MOSTLY = "of the parameters of 'layers' belong to linears and norms, at least 50% must; "
+MOSTLY += "the largest others: layers.0.mlp.experts.gate_up_proj [4, 32, 128]"
 NUMBERS = torch.randn(2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 REFUSED = {
     "Albert": (BadCapture, lambda: tf.AlbertModel(ALBERT), "layer_groups.0: this block runs twice"),
     "tied": (BadPlan, tied_llama, "layers.0.mlp.gate_proj.weight and layers.1.mlp.gate_proj"),
-    "GPT-OSS": (
-        BadPlan,
-        lambda: tf.GptOssModel(GPT_OSS),
-        "of the parameters of 'layers' belong to linears and norms, at least 50% must; "
-        "the largest others: layers.0.mlp.experts.gate_up_proj [4, 32, 128]",
-    ),
+    "GPT-OSS": (BadPlan, lambda: tf.GptOssModel(GPT_OSS), MOSTLY),
     "DeepSeek V4": (BadPlan, toy(lambda fc, x: fc(x.reshape(2, 3, 1, 8))), "[2, 3, 1, 8], not ("),
     "another axis": (BadSetting, lambda: tf.SqueezeBertModel(SQUEEZE), "SqueezeBertLayerNorm, "),
-    "folded": (
-        BadCapture,
-        toy(lambda fc, x: fc(x.transpose(0, 1)).transpose(0, 1)),
-        "blocks.00.fc: its input has shape (3, 2, 8) instead of (2",
-    ),
+    "folded": (BadCapture, FOLDED, "blocks.00.fc: its input has shape (3, 2, 8) instead of (2"),
     "odd norm": (BadSetting, toy(lambda fc, x: fc(x), OddRMSNorm), "OddRMSNorm, neither"),
-    "crosstalk": (
-        BadPlan,
-        lambda: Toy(lambda: Block(lambda fc, x: fc(x)), between=lambda x: 2 * x),
-        "differs from the model's own forward by",
-    ),
+    "crosstalk": (BadPlan, DOUBLED, "differs from the model's own forward by"),
 }
 
 
@@ -217,19 +208,19 @@ def test_block_that_overwrites_its_own_input_is_an_error():
         run.step(block, Stack("s", "blocks"), torch.zeros(1, 2, 8), ({},))
 
 
+@torch.no_grad()
 def test_the_stream_of_a_scaled_output_completes_it_to_the_blocks_output():
     """DINOv2 adds γ y: with the student's γ, its stream and the teacher's y make the teacher's sum."""
     models = [make(FAMILIES["dinov2"].build, seed) for seed in (0, 1)]
     student, teacher = (model.encoder.layer[0] for model in models)
     x, scale = torch.randn(2, 5, 32, dtype=torch.float64), student.layer_scale2.lambda1
-    with torch.no_grad(), run.residual_streams(student, ["mlp.fc2"], x) as streams:
+    with run.residual_streams(student, ["mlp.fc2"], x) as streams:
         student(x)
     assert torch.equal(streams.scales["mlp.fc2"], scale)
-    names = ["mlp.fc2"]
+    own = teacher, ["mlp.fc2"]
     with (
-        torch.no_grad(),
-        run.residual_streams(teacher, names, x, None, streams.scales) as theirs,
-        run.module_outputs(teacher, names) as y,
+        run.residual_streams(*own, x, None, streams.scales) as theirs,
+        run.module_outputs(*own) as y,
     ):
         whole = teacher(x)
     assert torch.allclose(theirs["mlp.fc2"] + scale * y["mlp.fc2"], whole)

@@ -188,8 +188,10 @@ CALIBRATE = ["calibrate", "--base", "base", "--merged", "merged", *EXPERTS, *DAT
 MERGE = ["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]
 
 
-def make_folders() -> None:
+@pytest.fixture
+def folders(tmp_path, monkeypatch) -> None:
     """Make base and experts, the base with a tokenizer file, and texts, in the current folder."""
+    monkeypatch.chdir(tmp_path)
     config = tf.BertConfig(**TEXT | {"max_position_embeddings": 64})
     base = make(lambda: tf.BertModel(config), 0, torch.float32)
     for seed, name in enumerate(("base", "a", "b")):
@@ -199,9 +201,7 @@ def make_folders() -> None:
     Path("base/vocab.txt").write_text("\n".join(tokens) + "\n")
 
 
-def test_merged_and_calibrated_folders_have_the_tokenizer_of_the_base(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    make_folders()
+def test_merged_and_calibrated_folders_have_the_tokenizer_of_the_base(folders):
     Path("base/README.md").write_text("a card of the base")
     tokenizer = load_tokenizer("base")
     ids = tokenizer(SAID)["input_ids"]
@@ -261,10 +261,8 @@ POOLINGS = [
 ]
 
 
-def test_a_sentence_transformer_keeps_its_modules_and_encodes_with_them(tmp_path, monkeypatch):
+def test_a_sentence_transformer_keeps_its_modules_and_encodes_with_them(folders):
     library = pytest.importorskip("sentence_transformers")
-    monkeypatch.chdir(tmp_path)
-    make_folders()
     sentence_folder(Path("base"), POOLINGS[0])
     assert cli.main(MERGE) == cli.main(CALIBRATE) == 0
     kept = [*SENTENCES, "2_Dense/model.safetensors", "1_Pooling/config.json", "vocab.txt"]
@@ -312,11 +310,7 @@ def test_weights_of_further_modules_are_averaged_or_refused(tmp_path):
         Sentences.of_folder(base)
 
 
-def test_what_becomes_of_experts_modules_is_said_where_no_folder_can_hold_them(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    make_folders()
+def test_what_becomes_of_experts_modules_is_said_where_no_folder_can_hold_them(folders):
     for name in ("base", "a", "b"):
         sentence_folder(Path(name), {"pooling_mode": "cls" if name == "b" else "mean"})
     with pytest.warns(UserWarning, match=r"only in a folder \(out=\): Pooling .* differs in b"):
@@ -328,9 +322,7 @@ def test_what_becomes_of_experts_modules_is_said_where_no_folder_can_hold_them(
     assert "The base is no SentenceTransformer" in Path("merged/README.md").read_text()
 
 
-def test_modules_that_are_saved_with_an_adapter_are_the_expert_s(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    make_folders()
+def test_modules_that_are_saved_with_an_adapter_are_the_expert_s(folders):
     how = peft.LoraConfig(r=2, target_modules=["query"])
     peft.get_peft_model(load_model("base"), how).save_pretrained("lora")
     for name, mode in (("base", "mean"), ("lora", "cls")):
@@ -355,10 +347,8 @@ def test_an_adapter_fits_a_tower_whether_it_is_of_that_alone_or_of_more(tmp_path
 
 @pytest.mark.parametrize("lacking", ["2_Dense", "3_Normalize"])
 def test_an_expert_that_lacks_a_module_of_the_base_is_refused_if_it_has_weights(
-    tmp_path, lacking, monkeypatch, capsys
+    folders, lacking, capsys
 ):
-    monkeypatch.chdir(tmp_path)
-    make_folders()
     for name in ("base", "a"):
         sentence_folder(Path(name), {"pooling_mode": "mean"})
     listed = [part for part in SENTENCES["modules.json"] if part["path"] != lacking]

@@ -180,6 +180,8 @@ def masks(part):
     return {f"transformer.h.0.{part}.{name}": tensor for name, tensor in own.items()}
 
 
+MORE = {"bert.embeddings.position_ids": torch.arange(512)[None], "bert.pooler.dense.bias": ONES}
+CAUSAL = {f"h.{i}.attn.bias": torch.ones(1, 1, 8, 8).tril() for i in range(2)}
 # what a file on the hub holds, made of what transformers writes today
 FORMS = {
     "bert": lambda s: {
@@ -187,15 +189,8 @@ FORMS = {
         for n, t in s.items()
     },
     "whole": lambda s: {f"bert.{n}": t for n, t in s.items()} | {"cls.predictions.bias": ONES},
-    "masked": lambda s: (
-        s
-        | {"bert.embeddings.position_ids": torch.arange(512)[None], "bert.pooler.dense.bias": ONES}
-        | {"cls.seq_relationship.bias": ONES[:2]}
-    ),
-    "gpt2": lambda s: (
-        {n.removeprefix("transformer."): t for n, t in s.items()}
-        | {f"h.{i}.attn.bias": torch.ones(1, 1, 8, 8).tril() for i in range(2)}
-    ),
+    "masked": lambda s: s | MORE | {"cls.seq_relationship.bias": ONES[:2]},
+    "gpt2": lambda s: {n.removeprefix("transformer."): t for n, t in s.items()} | CAUSAL,
     "gpt_neo": lambda s: s | masks("attn.attention"),
     "gptj": lambda s: s | masks("attn"),
     "llama": lambda s: s | {"model.layers.0.self_attn.rotary_emb.inv_freq": ONES[:4]},

@@ -93,10 +93,8 @@ def reading():
 
 def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
     sizes = {"narrow": {}, "wide": {"width": 64}, "deep": {"num_hidden_layers": 3}}
-    narrow, wide, deep = (
-        StreamedModel(save_model(clip(dtype=torch.float32, **size), tmp_path / name))
-        for name, size in sizes.items()
-    )
+    folders = (save_model(clip(dtype=torch.float32, **s), tmp_path / n) for n, s in sizes.items())
+    narrow, wide, deep = map(StreamedModel, folders)
     in_memory = InMemoryModel(whole(tmp_path / "narrow", "clip"))
     require_same_tensors({"merged": narrow, "expert 'a'": in_memory})
     more = r"no tensor named 'encoder\.layers\.2\."
@@ -131,9 +129,7 @@ def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
 BASE = {
     "llama": lambda **more: tf.LlamaConfig(**families.GROUPED | more),
     "bert": lambda **more: tf.BertConfig(**tiny.TEXT | more),
-    "gemma": lambda **more: tf.Gemma3Config(
-        text_config={"num_hidden_layers": 2} | more.pop("text", {}), **more
-    ),
+    "gemma": lambda text={}: tf.Gemma3Config(text_config={"num_hidden_layers": 2} | text),
 }
 
 
