@@ -164,7 +164,7 @@ def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
         base = job.base[name].finite().double()
         vector = job.experts[task][name].finite().double() - base
         draws = torch.rand(vector.shape, generator=generator(task, f"dare {name}", seed))
-        return base + vector * (draws >= drop) / (1 - drop)
+        return base + vector * (draws >= drop).to(vector.device) / (1 - drop)
 
     experts = {
         task: {name: replace(each, read=partial(sparse, task, name)) for name, each in own.items()}
