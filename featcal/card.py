@@ -169,19 +169,12 @@ def render_card(
     data |= stated[0] if len(stated) == 1 else {}
     if ", " in data.get("license", ""):
         data["license"] = data["license"].split(", ")
-    card = ModelCard.from_template(
-        ModelCardData(**data),
-        template_path=str(TEMPLATE),
-        table=table,
-        title=title,
-        summary=summary,
-        settings=settings,
-        inputs=[[role, name_of(model)] for role, model in models.items()],
-        licences=[[dict(licence), roles] for licence, roles in licences.items()],
-        licences_differ=len(stated) > 1,
-        **sections,
-    )
-    return f"{card}\n"
+    sections |= {"title": title, "summary": summary, "settings": settings, "table": table}
+    sections["inputs"] = [[role, name_of(model)] for role, model in models.items()]
+    sections["licences"] = [[dict(licence), roles] for licence, roles in licences.items()]
+    sections["licences_differ"] = len(stated) > 1
+    how = {"template_path": str(TEMPLATE), **sections}
+    return f"{ModelCard.from_template(ModelCardData(**data), **how)}\n"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -222,20 +215,13 @@ def calibration_card(
     stated = result.settings.stated if result.settings else {}
     names = {key: f"{symbol}, {key}" for key, symbol in SYMBOLS.items()}
     measured = all(block.relative_drift is not None for block in result.blocks)
-    return render_card(
-        f"{name_of(base)}: {len(experts)} experts merged{' and calibrated' * bool(stated)}",
-        "",
-        models,
-        [[names.get(k, k), v or "all" if k == "modules" else v] for k, v in stated.items()],
-        {"datasets": sorted(set(datasets))} if datasets else {},
-        calibration=result,
-        experts=len(experts),
-        merged_by=merged_by,
-        version=__version__,
-        samples=list((samples or {}).items()),
-        blocks=block_rows(result.blocks) if measured else [],
-        class_name=class_name,
-    )
+    rows = [[names.get(k, k), v or "all" if k == "modules" else v] for k, v in stated.items()]
+    front = {"datasets": sorted(set(datasets))} if datasets else {}
+    sections = {"calibration": result, "experts": len(experts), "merged_by": merged_by}
+    sections |= {"blocks": block_rows(result.blocks) if measured else [], "class_name": class_name}
+    sections |= {"samples": list((samples or {}).items()), "version": __version__}
+    title = f"{name_of(base)}: {len(experts)} experts merged{' and calibrated' * bool(stated)}"
+    return render_card(title, "", models, rows, front, **sections)
 
 
 def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:

@@ -36,15 +36,7 @@ from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.card import BlockRecord, round_digits
 from featcal.core.moments import Drift
 from featcal.core.norm import norm_ridge_by_halves, norm_system, solve_norm
-from featcal.core.ridge import (
-    Solution,
-    anchor,
-    eliminate_bias,
-    ridge_by_halves,
-    solve_ridge,
-    task_halves,
-    task_system,
-)
+from featcal.core.ridge import anchor, eliminate_bias, ridge_by_halves, solve_ridge, task_halves
 from featcal.errors import BadBatches, BadCapture, SingularGram
 from featcal.models.batch import Batch, Batches, TaskBatches
 from featcal.models.blocks import step
@@ -62,7 +54,8 @@ from featcal.settings import Calibration
 # a task with fewer tokens in one expert of a mixture says too little to count like other tasks
 FEWEST_TOKENS = 32
 
-StudentBlock = tuple[nn.Module, BlockSpec]
+StudentBlocks = Sequence[tuple[nn.Module, BlockSpec]]
+Solved = Sequence[Mapping[str, Tensor]]  # parameters of each student's block by name
 
 
 @dataclass
@@ -90,7 +83,7 @@ class Run:
 
 
 def calibrate_block(
-    run: Run, path: str, students: Sequence[StudentBlock], features: TaskFeatures
+    run: Run, path: str, students: StudentBlocks, features: TaskFeatures
 ) -> list[BlockRecord]:
     """Calibrate the students' block in place and move all features past it (Alg. 1, lines 2-18)."""
     models, blocks = run.models, [block for block, _ in students]
@@ -102,8 +95,8 @@ def calibrate_block(
     token_counts: dict[str, dict[str, int]] = {}
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
-    given = zip(students, next(iter(features.values())).students, by_site, strict=True)
-    parts_of = [block_parts(block, own[0], spec, split) for (block, spec), own, split in given]
+    given = zip(students, next(iter(features.values())).students, strict=True)
+    parts_of = [block_parts(block, own[0], spec) for (block, spec), own in given]
     with ExitStack() as opened:
         base: nn.Module | None = None
         for index, turn in enumerate(max(parts_of, key=len)):
@@ -160,11 +153,7 @@ def block_record(
 
 
 def replay_block(
-    models: Models,
-    path: str,
-    students: Sequence[StudentBlock],
-    features: TaskFeatures,
-    solved: Sequence[Mapping[str, Tensor]],
+    models: Models, path: str, students: StudentBlocks, features: TaskFeatures, solved: Solved
 ) -> None:
     """Load an earlier run's solutions and move all features past the block, with the same bits."""
     for number, ((block, spec), solution) in enumerate(zip(students, solved, strict=True)):
@@ -193,8 +182,7 @@ def add_task_systems(
             for sums in parts:
                 sums.weight.zero_()  # no share; without any task the anchor is kept
         how = settings.interpolation, settings.task_weights, affine_of(teacher, site, settings)
-        halves = len(parts) > 1
-        shares = task_halves(parts, W, b, *how) if halves else [task_system(*parts, W, b, *how)]
+        shares = task_halves(parts, W, b, *how)
         known = systems.sites.get(site)
         systems.sites[site] = list(map(iadd, known, shares)) if known else shares
     for name, norm_moments in moments.norms.items():
@@ -221,10 +209,8 @@ def solve_systems(
         if ridge == "auto":
             ridge = ridge_by_halves(parts, A, a, affine)
             parts[0] += parts[1]
-        if ridge == inf:
-            solutions[site] = Solution(A.contiguous(), a, 1.0)
-            continue
-        system = eliminate_bias(parts[0], a, ridge) if affine == "joint" else parts[0]
+        joint = affine == "joint" and ridge < inf
+        system = eliminate_bias(parts[0], a, ridge) if joint else parts[0]
         try:
             solutions[site] = solve_ridge(system, A, a, ridge, site=f"{spec.name}.{'+'.join(site)}")
         except SingularGram as error:  # other processes wait for the solution
@@ -236,8 +222,8 @@ def solve_systems(
     for name, norm_parts in systems.norms.items():
         norm, norm_base = student.get_submodule(name), base.get_submodule(name)
         gain, gain_base = (n.get_parameter("weight").detach() for n in (norm, norm_base))
-        shift, shift_base = shift_of(norm), shift_of(norm_base)
-        blended = None if shift is None or shift_base is None else anchor(shift, shift_base, rho)
+        shift = shift_of(norm)
+        blended = None if shift is None else anchor(shift, shift_of(norm_base), rho)
         anchors_of_norm = anchor(gain, gain_base, rho), blended
         sums, ridge = norm_parts[0], settings.ridge
         if ridge == "auto":
@@ -247,7 +233,7 @@ def solve_systems(
         if not sums.isfinite().all():
             raise SingularGram(f"{spec.name}.{name}", ridge, len(gain))
         gain.copy_(new[0])
-        if shift is not None and new[1] is not None:
+        if shift is not None:
             shift.copy_(new[1])
     return [solution.conditioning for solution in solutions.values()]
 
@@ -334,7 +320,7 @@ class BatchStream:
 
 def student_blocks(
     models: Models, students: Sequence[Student], stack: Stack, source: Stack | None
-) -> Iterator[tuple[str, list[StudentBlock]]]:
+) -> Iterator[tuple[str, StudentBlocks]]:
     """Yield each block's path with every student's block and its specification."""
     count = len(blocks_of(models.student.module, stack))
     for index in range(count):

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from torch import Tensor, nn
 
 from featcal.calibration import choose
 from featcal.calibration.block import Run, Student, sweep
-from featcal.calibration.features import NO_SAMPLES, Models, check_plan, open_models
+from featcal.calibration.features import Models, check_plan, open_models
 from featcal.calibration.ranks import current
 from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_calibrated
 from featcal.card import BlockRecord, Result, calibration_card
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, BadCapture, BadSetting, SingularGram
+from featcal.errors import BadCapture, BadSetting, SingularGram
 from featcal.files import claimed, require_apart
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated, require_replaceable
@@ -78,10 +79,8 @@ def calibrate(
         plan: the model's blocks. Default: looked up or inferred.
         token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape.
             Default: the family's rule.
-        device: for models given as folders. Default: that of `merged` if it is a module, else the
-            CPU. Batches are moved to it.
-        dtype: precision of models given as folders. Default: that of `merged` if it is a module,
-            else float32.
+        device, dtype: of models given as folders. Default: those of `merged` if it is a module, else
+            the CPU and float32. Batches are moved to the device.
         host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk. With a cap,
             freed memory is returned to the system at once, which can take a quarter more time.
         work: scratch folder, with `out` also for solved blocks. Default: next to `out`.
@@ -98,7 +97,11 @@ def calibrate(
     made = work and (not given.is_dir() or (given.name and any(given.iterdir())))  # by a run
     with ranks.fail_together(), ExitStack() as opened:
         check_tasks(experts, batches)
-        check_arguments(settings, labels or {}, plan, host_memory)
+        auto, kind = settings == "auto", type(settings).__name__
+        expected = 'must be "auto" or a featcal.Calibration'
+        require(auto or isinstance(settings, Calibration), "settings", kind, expected)
+        expected = "is for the choice of settings; leave labels or settings out"
+        require(auto or not labels, "labels", ", ".join(labels or ()), expected)
         choose.check_labels(labels or {}, experts)
         if out is not None:
             require_apart("out", out, (merged, base, *experts.values()))
@@ -136,7 +139,7 @@ def calibrate(
 
         run = Run(models, spool, ranks, block_drift, resume, report=report)
         student, choice = Student(models.student, models.settings, folder), None
-        if settings == "auto":
+        if auto:
             parts = choose.split(batches, models, spool)
             if any(ranks.gathered({min(own): parts is None}).values()):
                 choice = choose.TOO_FEW
@@ -157,11 +160,10 @@ def calibrate(
             reason = f"with all samples {choice.chosen} has no finite solution"
             sentence = f"Kept the merged model: {reason}."
             choice = replace(choice, chosen=choose.MERGED, sentence=sentence, settings=None)
-        after = calibrated_handle(models, student)
         if choice and choice.settings and choice.divergence:
             # where samples are few, the last calibration has seen those that were held out
             unseen = {t: p for t, p in unseen.items() if not (p.chosen & many[t].chosen).any()}
-            handles = {choose.FINAL: after}
+            handles = {choose.FINAL: calibrated_handle(models, student)}
             final = ranks.gathered(choose.divergences(models, handles, unseen, few, labels))
             if final:
                 choice = choose.confirmed(choice, {t: before_kl[t] | final[t] for t in final})
@@ -246,45 +248,20 @@ def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) 
             student.settings = student.settings.but(**change)
 
 
-def check(
-    merged: Model,
-    *,
-    base: Model,
-    experts: Mapping[str, Model],
-    batches: TaskBatches,
-    settings: choose.CalibrationOrAuto,
-    plan: BlockPlan | None = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-) -> None:
+def check(merged: Model, *, batches: TaskBatches, **how: Any) -> None:
     """Check models and batches as `calibrate` does, on two samples per task, without solving."""
-    check_tasks(experts, batches)
-    models = open_models(
-        merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype
-    )
+    check_tasks(how["experts"], batches)
+    how = {"plan": None, "device": None, "dtype": None, "whole": False, **how}
+    models = open_models(merged, **how)
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with exact_products(), models.evaluated(), spool:
         samples = {}
         for task, expert in models.experts.items():
-            head = next(iter(batches[task]), None)
-            if head is None:
-                raise BadBatches(task, NO_SAMPLES)
-            samples[task] = [check_plan(models, task, head, [models.student, expert])]
+            pair, head = [models.student, expert], islice(batches[task], 1)
+            samples[task] = [check_plan(models, task, batch, pair) for batch in head]
         run = Run(models, spool, current(), block_drift=False, solve=False)
-        own = sweep_solvable if settings == "auto" else sweep
+        own = sweep_solvable if how["settings"] == "auto" else sweep
         own(run, [Student(models.student, models.settings)], samples)
-
-
-def check_arguments(settings: object, labels: object, plan: object, host_memory: object) -> None:
-    """Raise BadSetting for arguments of `calibrate` that cannot be used."""
-    given, expected = type(settings).__name__, 'must be "auto" or a featcal.Calibration'
-    require(isinstance(settings, Calibration) or settings == "auto", "settings", given, expected)
-    expected = "is for the choice of settings; leave labels or settings out"
-    require(settings == "auto" or not labels, "labels", type(labels).__name__, expected)
-    given, expected = type(plan).__name__, "must be a featcal.BlockPlan"
-    require(plan is None or isinstance(plan, BlockPlan), "plan", given, expected)
-    number = host_memory is None or (isinstance(host_memory, int) and host_memory >= 0)
-    require(number, "host_memory", host_memory, "must be a number of bytes, at least 0")
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
@@ -297,4 +274,4 @@ def calibrated_handle(models: Models, student: Student) -> ModelHandle:
     """Return a calibrated student; a streamed one reads its solved blocks from its folder."""
     if student.folder is None or isinstance(student.handle, InMemoryModel):
         return student.handle
-    return models.student_copy(student.folder.solved_values(models.plan))
+    return models.student_copy(student.folder)

@@ -51,9 +51,8 @@ from featcal.models.sentences import Sentences
 from featcal.models.streamed import ModelHandle, StreamedModel
 from featcal.settings import Calibration, require
 
-STREAM = Calibration(
-    ridge="auto", interpolation=1.0, residual=1.0, order="sites", affine="joint"
-)  # aims at the experts' residual stream, site by site
+# aims at the experts' residual stream, site by site
+STREAM = Calibration(ridge="auto", interpolation=1.0, residual=1.0, order="sites", affine="joint")
 CANDIDATES = {
     "paper": Calibration(),
     "large anchor": Calibration(ridge=0.01, anchor_blend=8.0, interpolation=0.3),
@@ -200,7 +199,6 @@ def divergences(
 
 def check_labels(labels: Mapping[str, Tensor], tasks: Collection[str]) -> None:
     """Raise UnknownKey or BadSetting unless these are matrices of known tasks' classes."""
-    require(isinstance(labels, Mapping), "labels", type(labels).__name__, "must be a dictionary")
     expected = "must be a finite matrix with a row for each of at least two classes"
     for task, classes in labels.items():
         if task not in tasks:
@@ -215,7 +213,6 @@ def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = Non
 
     f (n, d), f_exp (n or more, d).   Raises: BadSetting for classes of another width.
     """
-    classes = None if classes is None else torch.as_tensor(classes)
     width = f.shape[1] if classes is None else classes.shape[1]
     expected = f"must be rows of the features' width {f.shape[1]}"
     require(width == f.shape[1], "labels", f"rows of {width}", expected)
@@ -224,7 +221,7 @@ def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = Non
 
     def cosines(rows: Tensor) -> Tensor:
         if classes is not None:
-            return rows @ classes.to(rows).T
+            return rows @ torch.as_tensor(classes).to(rows).T
         return (rows @ expert.T)[others].view(len(rows), -1)
 
     theirs = cosines(expert[: len(unit)])

@@ -100,21 +100,20 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
         # head the expert also sees the samples on which candidates are calibrated
         passes = (len(choose.CANDIDATES) + 2 + 2) * held_out + 2 * few
     memory = [_memory(shape, *stage) for stage in stages]
+    operations = sum((Counter(_operations(shape, *stage)) for stage in stages), Counter[str]())
+    blocks = [block.weights for block in shape.blocks]
     if passes:  # an expert and a student answer
-        blocks = [block.weights for block in shape.blocks]
+        whole = shape.entry + sum(block.forward for block in shape.blocks)
+        operations["answers"] = passes * job.tasks * whole // job.batch
         weights = 2 * (shape.weights - sum(blocks) + max(blocks))
         work = {"weights": weights, "scores": shape.scores * min(held_out, job.batch) // job.batch}
         kept = {"samples": job.drawn, "libraries": LIBRARIES}
         places = (work, kept) if job.on_gpu else ({}, work | kept)
         memory.append(memory[0] | dict(zip(("device", "host"), places, strict=True)))
     needs = max(memory, key=lambda own: sum(own["device"].values()) + sum(own["host"].values()))
-    solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
+    solved = sum(blocks) * max(len(who) for who, _ in stages)
     needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}
     needs["disk"]["while joining"] = shape.largest
-    operations = sum((Counter(_operations(shape, *stage)) for stage in stages), Counter[str]())
-    if passes:
-        whole = shape.entry + sum(block.forward for block in shape.blocks)
-        operations["answers"] = passes * job.tasks * whole // job.batch
     return needs | {"operations": dict(operations)}
 
 

@@ -5,10 +5,9 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import transformers
@@ -16,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from transformers.pytorch_utils import Conv1D
 
-from featcal.calibration.scratch import Digest, Spool, SpooledList
+from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.core.moments import Drift
-from featcal.errors import BadBatches, BadPlan, TensorsDiffer
+from featcal.errors import BadBatches, BadPlan
 from featcal.models.batch import (
     PROVING,
     Batch,
@@ -42,13 +41,7 @@ from featcal.models.load import (
 from featcal.models.lora import dense_model, without_adapters
 from featcal.models.modules import check_blocks, is_solvable_norm, solved_modules
 from featcal.models.plan import BlockPlan, Stack, plan_for
-from featcal.models.streamed import (
-    InMemoryModel,
-    ModelHandle,
-    Override,
-    StreamedModel,
-    require_same_tensors,
-)
+from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
 from featcal.settings import Calibration, require
 
 NO_SAMPLES = "is empty; calibration needs at least one batch with at least one sample"
@@ -70,12 +63,13 @@ class Models:
     dtype: torch.dtype
     settings: Calibration  # as given; for "auto" the paper's, without norms that cannot be solved
 
-    def student_copy(self, override: Override = lambda name: None) -> ModelHandle:
-        """Return another student that starts from the merged model; override: of StreamedModel."""
+    def student_copy(self, solved: RunFolder | None = None) -> ModelHandle:
+        """Return another student that starts from the merged model, or from `solved` blocks."""
         if isinstance(self.student, InMemoryModel):
             return InMemoryModel(copy.deepcopy(self.student.module))
         paths, how = [stack.blocks for stack in self.plan.stacks], (self.dtype, self.device)
-        return StreamedModel(self.student.folder, paths, *how, override=override)
+        override = {"override": solved.solved_values(self.plan)} if solved else {}
+        return StreamedModel(self.student.folder, paths, *how, **override)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -106,8 +100,7 @@ def open_models(
         raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks")
     target, dtype = torch_device(device or first.device), dtype or first.dtype
     expected = "must be a floating-point type, such as torch.float32"
-    floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-    require(floating, "calibrate.dtype", str(dtype), expected)
+    require(dtype.is_floating_point, "calibrate.dtype", str(dtype), expected)
     experts = {
         task: dense_model(base, expert).to(target, dtype) if is_adapter(expert) else expert
         for task, expert in sorted(experts.items())
@@ -143,10 +136,6 @@ def open_models(
     require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
     for name, handle in handles.items():
         handle.check_finite(name)
-        types = [next(one.module.parameters()).dtype for one in (student, handle)]
-        if len({*types}) == 2 and torch.float64 in types and handle is not others[0]:
-            way_out = "give modules of one precision: model.float() or model.double()"
-            raise TensorsDiffer("the precision", labels[0], types[0], name, types[1], way_out)
         kind = type(handle.module)
         whole_model = isinstance(handle, StreamedModel) and model_class(handle.folder) is kind
         if whole_model and handle.ignored:
@@ -173,9 +162,8 @@ def plain_module(module: nn.Module) -> nn.Module:
         module = module.module if isinstance(module, parallel) else module._orig_mod
     plain: nn.Module = without_adapters(module)
     for name, part in plain.named_modules():
-        linear = isinstance(part, nn.Linear | Conv1D)
-        if (linear and not isinstance(part.weight, nn.Parameter)) or hasattr(part, "_orig_mod"):
-            problem = f"{name} is compiled by itself, or computes its weight, as after pruning"
+        if isinstance(part, nn.Linear | Conv1D) and not isinstance(part.weight, nn.Parameter):
+            problem = f"{name} computes its weight, as after pruning"
             raise BadPlan(type(plain).__name__, problem, "give the model as it was before that")
     return plain
 
@@ -184,8 +172,8 @@ def lasting(batches: Batches) -> Batches:
     """Return batches that stay as they are: an iterator may fill the same tensors again."""
     if isinstance(batches, Sequence):
         return batches
-    copy_of: Any = partial(tree_map_only, Tensor, Tensor.clone)
-    return (copy_of(dict(one)) if isinstance(one, Mapping) else one for one in batches)
+    given = (dict(one) if isinstance(one, Mapping) else one for one in batches)
+    return (tree_map_only(Tensor, Tensor.clone, one) for one in given)
 
 
 def check_plan(models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]) -> Batch:

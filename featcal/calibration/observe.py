@@ -295,10 +295,8 @@ def same_memory(x: Tensor, y: Tensor) -> bool:
     return a == b
 
 
-def block_parts(
-    student: nn.Module, features: Features, spec: BlockSpec, by_site: bool
-) -> list[BlockSpec]:
-    """Return the block as a whole, or `by_site` its norms and sites in the order of observation.
+def block_parts(student: nn.Module, features: Features, spec: BlockSpec) -> list[BlockSpec]:
+    """Return the block as a whole, or with order "sites" its norms and sites as they are observed.
 
     Raises: BadSetting for β > 0 where no solved linear writes into the residual stream.
     """
@@ -312,7 +310,7 @@ def block_parts(
             reason = "no linear that is solved here puts its output into the residual stream"
             expected = f"must be 0 for {spec.name} of this model: {reason} as it is"
             raise BadSetting("calibrate.residual", spec.settings.residual, expected)
-    if not by_site or not spec.linears + spec.norms:
+    if spec.settings.order != "sites" or not spec.linears + spec.norms:
         return [spec]
     with module_inputs(student, spec.linears + spec.norms) as inputs:
         step(student, spec.stack, hidden, arguments)

@@ -6,6 +6,7 @@ Legend: n tokens · d inputs · o outputs · w token weights.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import nan, sqrt
 
 import torch
@@ -71,11 +72,8 @@ class Moments:
         cls, d: int, o: int | None = None, device: torch.device | str = "cpu", blended: bool = False
     ) -> "Moments":
         """Return the moments of no tokens, folded if `o` is given."""
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=SUM_DTYPE, device=device)
-
-        sums = zeros(d, d), zeros(d, o or d), zeros(d), zeros(d), zeros(), zeros(o or d)
+        zeros = partial(torch.zeros, dtype=SUM_DTYPE, device=device)
+        sums = zeros(d, d), zeros(d, o or d), zeros(d), zeros(d), zeros(()), zeros(o or d)
         return cls(*sums, o is not None, blended)
 
     def add(

@@ -120,7 +120,9 @@ def task_system(
 def task_halves(
     halves: Sequence[Moments], W: Tensor, b: Tensor, alpha: float, task_weights: str, affine: str
 ) -> list[RidgeSystem]:
-    """Return `task_system` of each half of a task's samples, with n and ω of the whole."""
+    """Return `task_system` of all samples of a task, or of each half with n and ω of the whole."""
+    if len(halves) == 1:
+        return [task_system(halves[0], W, b, alpha, task_weights, affine)]
     n = halves[0].weight + halves[1].weight
     if n == 0 or task_weights != "gram":
         omega = torch.ones_like(n)
@@ -157,7 +159,7 @@ def solve_ridge(
     Args:
         system: summed over tasks, consumed: its left becomes the factor, its right the weight.
         A, a: anchors (o, d) and (o,), Eqs. 11 and 51.
-        ridge: λ > 0.
+        ridge: λ > 0; infinity keeps the anchors.
         site: its name in the error.
 
     Returns: weight (o, d) and bias (o,), float64, contiguous.
@@ -165,7 +167,7 @@ def solve_ridge(
     """
     A, a = A.to(SUM_DTYPE), a.to(SUM_DTYPE)
     diagonal = system.left.diagonal()
-    if not diagonal.any():
+    if ridge == inf or not diagonal.any():
         return Solution(A.contiguous(), a, 1.0)
     diagonal += ridge  # Σ ωG + λI
     weight = system.right.add_(A.T, alpha=ridge)  # (d, o)  Σ ω C Wᵀ + λAᵀ
@@ -258,10 +260,9 @@ def lowest(error: Callable[[float], float]) -> float:
 
     best = START
     for step in STEPS:
-        moved = True
-        while moved:
+        lower: float | None = best
+        while lower is not None:
+            best = lower
             sides = sorted((-step, step), key=lambda side: known.get(best + 2 * side, inf))
             lower = next((best + side for side in sides if at(best + side) < at(best)), None)
-            moved = lower is not None
-            best = best if lower is None else lower
     return inf if at(best) >= 0 else 10**best  # NaN is for `solve_ridge` to report

@@ -14,9 +14,7 @@ from featcal.errors import BadPlan
 
 # a list of blocks with this share of the largest one's parameters is a second stack
 SECOND_STACK_SHARE = 0.2
-CHOOSE_BLOCKS = (
-    "this model cannot be calibrated as a whole; choose blocks with plan=featcal.BlockPlan(...)"
-)
+CHOOSE_BLOCKS = "it cannot be calibrated as a whole; choose blocks with plan=featcal.BlockPlan(...)"
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,8 @@ def parameter_count(module: nn.Module) -> int:
 
 def infer_plan(model: nn.Module) -> BlockPlan:
     """Return a plan of the largest ModuleList whose children share one class. Raises: BadPlan."""
-    sizes = {
-        name: parameter_count(module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1
-    }
+    lists = {name: part for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    sizes = {name: parameter_count(p) for name, p in lists.items() if len({*map(type, p)}) == 1}
     if not any(sizes.values()):
         raise BadPlan(type(model).__name__, "no ModuleList of blocks of one class was found")
     path = max(sizes, key=lambda name: sizes[name])  # the outer list if sizes are equal

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import families
 import numpy as np
@@ -17,27 +17,19 @@ import featcal.models.load
 from featcal import BlockPlan, Calibration, Stack, calibrate
 from featcal.card import BlockRecord
 from featcal.core.moments import every_token
-from featcal.errors import BadBatches, BadPlan, BadSetting, NotFinite, SingularGram, TensorsDiffer
+from featcal.errors import BadBatches, BadPlan, BadSetting, NotFinite, SingularGram
 from featcal.models.load import load_vision
 from reproduction.stages.measure import model_drift
 
-VARIANTS = {
-    "paper": PAPER,
-    "small ridge": PAPER.but(ridge=1e-3, anchor_blend=0.5, interpolation=0.9),
-    "stale": PAPER.but(order="stale"),
-    "uniform": PAPER.but(task_weights="uniform"),
-    "no bias": PAPER.but(bias=False),
-    "no norm": PAPER.but(norm=False),
-    "residual": PAPER.but(residual=0.5),
-    "sites": PAPER.but(order="sites"),
-    "joint": PAPER.but(affine="joint"),
-    "all": PAPER.but(residual=0.7, order="sites", affine="joint", ridge=1e-3, interpolation=0.9),
-}
+ALL = {"residual": 0.7, "order": "sites", "affine": "joint", "ridge": 1e-3, "interpolation": 0.9}
+VARIANTS = [{}, {"ridge": 1e-3, "anchor_blend": 0.5, "interpolation": 0.9}, {"order": "stale"}, ALL]
+VARIANTS += [{"task_weights": "uniform"}, {"bias": False}, {"norm": False}, {"residual": 0.5}]
+VARIANTS += [{"order": "sites"}, {"affine": "joint"}]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_calibrated_model_equals_the_plain_version(variant):
-    given, settings = experiment(), VARIANTS[variant]
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_calibrated_model_equals_the_plain_version(changes):
+    given, settings = experiment(), PAPER.but(**changes)
     expected = plain.calibrate(**given, settings=settings, paths=["encoder.layers"])
     assert difference(calibrate(**given, settings=settings).model, expected) < 1e-9
 
@@ -46,9 +38,8 @@ def test_order_of_tasks_and_batches_from_generators_change_no_bit():
     given = experiment(torch.float32)
     turned = given | {part: dict(reversed(given[part].items())) for part in ("experts", "batches")}
     streams = {task: (batch for batch in batches) for task, batches in given["batches"].items()}
-    first, *others = (
-        calibrate(**one, settings=PAPER) for one in (given, turned, given | {"batches": streams})
-    )
+    runs = given, turned, given | {"batches": streams}
+    first, *others = (calibrate(**one, settings=PAPER) for one in runs)
     elsewhere = torch.device("meta"), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)
     with elsewhere[0], elsewhere[1], elsewhere[2]:
         others.append(calibrate(**given, settings=PAPER))
@@ -75,10 +66,8 @@ def test_wrapped_modules_are_calibrated_as_they_are_and_computed_weights_refused
         wrapped["experts"] = {task: wrap(expert) for task, expert in given["experts"].items()}
         result = calibrate(**wrapped, settings=PAPER)
         assert type(result.model) is type(first.model) and same_bits(result.model, first.model)
-    given["experts"]["dtd"].encoder.layers[1] = torch.compile(clip().encoder.layers[1])
-    assert "encoder.layers.1 is compiled by itself" in refused(BadPlan, given)
     norm(given["merged"].encoder.layers[0].mlp.fc1)
-    assert "encoder.layers.0.mlp.fc1 is compiled by itself, or computes" in refused(BadPlan, given)
+    assert "encoder.layers.0.mlp.fc1 computes its weight" in refused(BadPlan, given)
 
 
 def test_given_models_and_weights_outside_the_blocks_are_not_modified():
@@ -141,9 +130,6 @@ def test_plan_and_token_weights_can_be_given():
     assert difference(by_rule.model, calibrate(**given, settings=PAPER).model) > 1e-4
 
 
-PLAIN = {"settings": PAPER}
-
-
 def spoil(model, name, value):
     """A copy with one broken number."""
     model = copy.deepcopy(model)
@@ -199,18 +185,6 @@ def test_unusable_batches_name_the_task_and_what_is_wrong(bad, says, settings):
     assert "svhn" in message and says in message
 
 
-def test_arguments_of_another_kind_are_refused():
-    given, wrong = experiment(), {"plan": "encoder.layers", "dtype": "float32", "host_memory": "1"}
-    for name, value in (wrong | {"labels": [1]}).items():
-        with pytest.raises(BadSetting, match=name):
-            calibrate(**given, **{name: value})
-    numbered = {part: dict(enumerate(given[part].values())) for part in ("experts", "batches")}
-    assert "experts: [0, 1, 2] cannot be used" in refused(BadSetting, given | numbered)
-    given = families.experiment(FAMILIES["bert"])
-    given["experts"]["b"].float()
-    assert "float64 in merged, but torch.float32 in expert 'b'" in refused(TensorsDiffer, given)
-
-
 @pytest.mark.parametrize("more", [{}, {"ridge": "auto"}, {"ridge": "auto", "order": "sites"}])
 def test_features_that_overflow_after_the_first_batch_have_no_solution(more):
     given = experiment()
@@ -220,8 +194,10 @@ def test_features_that_overflow_after_the_first_batch_have_no_solution(more):
     assert "'encoder.layers' is NaN" in refused(BadBatches, given, PAPER.but(**more))
 
 
-def test_samples_without_tokens_or_halves_are_refused():
+def test_tasks_without_names_and_samples_without_tokens_or_halves_are_refused():
     given = experiment(tasks=["a"], count=1)
+    numbered = {part: dict(enumerate(given[part].values())) for part in ("experts", "batches")}
+    assert "experts: [0] cannot be used" in refused(BadSetting, given | numbered)
     assert "has one sample; give two" in refused(BadBatches, given, PAPER.but(ridge="auto"))
     given = families.experiment(FAMILIES["llama"])
     given["batches"]["b"][1]["attention_mask"][2] = 0
@@ -232,12 +208,13 @@ def test_a_folder_appears_whole_or_the_older_one_stays(tmp_path, monkeypatch):
     def fails(*_args, **_kwargs):
         raise OSError("broken disk")
 
-    how = PLAIN | {"out": tmp_path / "out"}
+    own = {"settings": PAPER}
+    how = own | {"out": tmp_path / "out"}
     with monkeypatch.context() as patch, pytest.raises(OSError, match="broken disk"):
         patch.setattr(featcal.models.load, "write_config", fails)
         calibrate(**experiment(torch.float32), **how)
     assert [p.name for p in tmp_path.iterdir()] == [".out.unfinished"]  # the solved blocks
-    result, in_memory = (calibrate(**experiment(torch.float32), **each) for each in (how, PLAIN))
+    result, in_memory = (calibrate(**experiment(torch.float32), **each) for each in (how, own))
     folder = result.folder
     assert result.model is None and [p.name for p in tmp_path.iterdir()] == ["out"]
     assert same_bits(load_vision(folder), in_memory.model)
@@ -279,11 +256,6 @@ def test_passes_that_end_where_all_is_seen_give_the_bits_of_whole_passes(more, m
     assert same_bits(left.model, result.model) and left.blocks == result.blocks
 
 
-@contextmanager
-def nothing(block, names, enough):
-    yield {}
-
-
 @pytest.mark.parametrize("name", ["clip_text", "llama", "gpt2"])
 def test_experts_own_outputs_give_the_result_of_outputs_computed_anew(name, monkeypatch):
     """With a bias, without one, and with GPT-2's transposed weights."""
@@ -291,7 +263,7 @@ def test_experts_own_outputs_give_the_result_of_outputs_computed_anew(name, monk
     monkeypatch.setattr(observe, "FOLDED_SHARE", 10.0)
     given = families.experiment(FAMILIES[name])
     kept = calibrate(**given, settings=PAPER).model
-    monkeypatch.setattr(observe, "module_outputs", nothing)
+    monkeypatch.setattr(observe, "module_outputs", lambda *_: nullcontext({}))
     anew = calibrate(**given, settings=PAPER).model
     monkeypatch.setattr(observe, "FOLDED_SHARE", 0.0)
     unfolded = calibrate(**given, settings=PAPER).model
