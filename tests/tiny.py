@@ -30,9 +30,8 @@ def make(build, seed=0, dtype=torch.float64):
 
 def clip(seed=0, dtype=torch.float64, width=32, **more):
     """A CLIP vision tower of 5 tokens."""
-    config = tf.CLIPVisionConfig(
-        **(VISION | {"hidden_size": width, "intermediate_size": 3 * width} | more)
-    )
+    sizes = VISION | {"hidden_size": width, "intermediate_size": 3 * width} | more
+    config = tf.CLIPVisionConfig(**sizes)
     return make(lambda: tf.CLIPVisionModel(config), seed, dtype)
 
 
@@ -74,12 +73,8 @@ def experiment(dtype=torch.float64, tasks=TASKS, count=6, batch=3, build=clip):
     base = build(dtype=dtype)
     experts = {task: shifted(base, 10 + i) for i, task in enumerate(tasks)}
     batches = {task: images(100 + i, count, batch, dtype) for i, task in enumerate(tasks)}
-    return {
-        "merged": averaged(list(experts.values())),
-        "base": base,
-        "experts": experts,
-        "batches": batches,
-    }
+    merged = averaged(list(experts.values()))
+    return {"merged": merged, "base": base, "experts": experts, "batches": batches}
 
 
 def difference(a, b):

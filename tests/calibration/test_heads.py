@@ -26,12 +26,9 @@ def classifier(labels, seed):
 
 @pytest.fixture
 def given():
-    return {
-        "base": make(lambda: tf.BertModel(BERT), 0, torch.float32),
-        "experts": {"a": classifier(2, 1), "b": classifier(5, 2)},
-        "batches": {"a": text(1), "b": text(2)},
-        "settings": PAPER,
-    }
+    base = make(lambda: tf.BertModel(BERT), 0, torch.float32)
+    own = {"experts": {"a": classifier(2, 1), "b": classifier(5, 2)}, "settings": PAPER}
+    return own | {"base": base, "batches": {"a": text(1), "b": text(2)}}
 
 
 def merged(given, **more):

@@ -7,9 +7,9 @@ import torch
 import transformers as tf
 from families import GROUPED, text
 from safetensors.torch import load_file
-from tiny import averaged, difference, make, shifted
+from tiny import PAPER, averaged, difference, make, shifted
 
-import featcal
+from featcal import calibrate
 from featcal.calibration import block as block_module
 from featcal.errors import BadPlan
 from featcal.models.load import load_model, save_model
@@ -19,7 +19,6 @@ KINDS = {
     "mixtral": (tf.MixtralForCausalLM, {"num_local_experts": 4}),
     "qwen3": (tf.Qwen3MoeForCausalLM, {"num_experts": 4, "moe_intermediate_size": 24}),
 }
-PLAIN = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
 
 
 def mixture(name):
@@ -39,21 +38,15 @@ def given(request, monkeypatch):
     return {"base": base, "experts": experts, "batches": batches, "merged": merged}
 
 
-def calibrated(given, settings=PLAIN, **more):
-    return featcal.calibrate(**given, settings=settings, **more)
-
-
-CHANGES = [
-    {"order": "stale", "norm": False},
-    {"order": "sites", "residual": 1.0, "affine": "joint"},
-    {"order": "sites", "modules": ("down_proj",)},
-]
+CHANGES = [{"order": "stale", "norm": False}, {"order": "sites", "modules": ("down_proj",)}]
+CHANGES += [{"order": "sites", "residual": 1.0, "affine": "joint"}]
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_the_result_does_not_depend_on_how_samples_are_batched(given, changes):
+    settings = PAPER.but(**changes)
     parts = ({task: text(10 * i, batch=size) for i, task in enumerate("ab")} for size in (4, 6))
-    one, other = (calibrated(given | {"batches": b}, PLAIN.but(**changes)).model for b in parts)
+    one, other = (calibrate(**given | {"batches": b}, settings=settings).model for b in parts)
     assert difference(one, other) < 1e-4  # norms and routers compute in float32
     assert difference(one, given["merged"]) > 1e-2
 
@@ -76,7 +69,7 @@ def test_an_experts_linears_solve_the_ridge_of_its_tokens(given):
     def weight(model):
         return model.model.layers[0].mlp.experts.gate_up_proj[number].detach()
 
-    result = calibrated(given)
+    result = calibrate(**given, settings=PAPER)
     number = max(range(4), key=lambda n: result.blocks[0].experts[f"mlp.experts.{n}"])
     base, merged, tokens = weight(given["base"]), weight(given["merged"]), 0
     left = 0.05 * torch.eye(len(base[0])).double()
@@ -97,7 +90,7 @@ def test_an_experts_linears_solve_the_ridge_of_its_tokens(given):
 
 def test_an_expert_with_too_few_tokens_keeps_its_anchor_and_the_router_stays(given, monkeypatch):
     monkeypatch.setattr(block_module, "FEWEST_TOKENS", 10**6)
-    result = calibrated(given)
+    result = calibrate(**given, settings=PAPER)
     for number in range(2):
         base, merged, ours = (
             model.model.layers[number].mlp
@@ -117,10 +110,10 @@ def test_folders_equal_modules_and_load_with_the_same_logits(given, tmp_path, fo
         save_model(model.float(), tmp_path / name)
         if form != "packed":  # as transformers writes it: a tensor for each expert
             model.save_pretrained(tmp_path / name)
-    module, batches = calibrated(given).model, given["batches"]
+    module, batches = calibrate(**given, settings=PAPER).model, given["batches"]
     folders = {name: tmp_path / name for name in ("base", "merged")}
     folders |= {"experts": {task: tmp_path / task for task in "ab"}, "batches": batches}
-    result = calibrated(folders, out=tmp_path / "new")
+    result = calibrate(**folders, settings=PAPER, out=tmp_path / "new")
     loaded = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "new").eval()
     with torch.no_grad():
         logits, same, near = (
@@ -141,4 +134,4 @@ def test_experts_that_compute_otherwise_are_refused_by_name(given, monkeypatch):
     kind = type(given["merged"].model.layers[0].mlp.experts)
     monkeypatch.setattr(kind, "forward", lambda self, x, index, weights: x * 2)
     with pytest.raises(BadPlan, match=r"of model\.layers\.0\.mlp\.experts differ from plain"):
-        calibrated(given)
+        calibrate(**given, settings=PAPER)

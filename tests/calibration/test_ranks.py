@@ -85,8 +85,7 @@ def test_several_processes_agree_bit_by_bit_and_with_one_process(name, tmp_path)
     first, *others = (load_file(tmp_path / f"{rank}.safetensors") for rank in range(world))
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)
     tensors, blocks = calibrated(EXPERIMENTS[name](), name)
-    for name, tensor in tensors.items():
-        torch.testing.assert_close(tensor, first[name], rtol=0, atol=1e-12)
+    torch.testing.assert_close(tensors, first, rtol=0, atol=1e-12)
     assert_same_records(ends[0]["result"], blocks)
 
 
@@ -254,8 +253,7 @@ def test_torchrun_writes_the_folder_of_one_process(models):  # noqa: F811
     assert tree(models / "new").keys() == tree(models / "alone").keys()
     folders = models / "new", models / "alone"
     several, one = (load_file(folder / "model.safetensors") for folder in folders)
-    for name in one:  # float32 models
-        torch.testing.assert_close(several[name], one[name], rtol=0, atol=1e-6)
+    torch.testing.assert_close(several, one, rtol=0, atol=1e-6)  # float32 models
     first, second = (json.loads((folder / "featcal.json").read_text()) for folder in folders)
     assert first["settings"] == second["settings"]
     assert_same_records(first["blocks"], second["blocks"])

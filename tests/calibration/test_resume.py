@@ -27,21 +27,17 @@ def experiment():
     return tiny.experiment(torch.float32, build=partial(clip, num_hidden_layers=4))
 
 
-class Killed(Exception):
-    """Stands for SIGKILL inside one process."""
-
-
 def killed_after(monkeypatch, blocks, out, given, settings=PAPER):
-    """Run until that many blocks are solved."""
+    """Run until that many blocks are solved; an interrupt stands for SIGKILL."""
     keep, kept = RunFolder.keep, []
 
     def keep_some(self, name, *rest):
         keep(self, name, *rest)
         kept.append(name)
         if len(kept) == blocks:
-            raise Killed
+            raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(RunFolder, "keep", keep_some)
         calibrate(**given, settings=settings, out=out)
 
@@ -49,7 +45,8 @@ def killed_after(monkeypatch, blocks, out, given, settings=PAPER):
 def finished(out, given, settings=PAPER, **more):
     """Run to the end: the bytes of the folder, and which blocks were solved before."""
     lines = []
-    result = calibrate(**given, settings=settings, out=out, progress=lines.append, **more)
+    own = {"settings": settings, "progress": lines.append, **more}
+    result = calibrate(**own | given, out=out)
     resumed = [line.endswith("(solved before)") for line in lines]
     return {p.name: p.read_bytes() for p in result.folder.iterdir()}, resumed
 
@@ -131,43 +128,41 @@ def test_block_missing_at_the_end_is_one_error(tmp_path, monkeypatch):
     assert finished(tmp_path / "out", given)[1] == [True, True, False, True]
 
 
-CHANGES = ["model", "batches", "settings", "token_weights", "not wanted", "weights of a folder"]
-CHANGES += ["captured by token_weights", "config", "a switch of the batches"]
-
-
 def every_token_is(value):
     return lambda module, last, shape: torch.full(shape, value)
 
 
+def another_base(given):
+    """The files of the folder keep their sizes."""
+    save_model(tiny.shifted(experiment()["base"], 3, 1e-3), given["base"])
+
+
+CHANGES = {
+    "model": lambda run: run["experts"].update(dtd=tiny.shifted(run["experts"]["dtd"], 5, 1e-3)),
+    "batches": lambda run: run["batches"].update(svhn=images(7, dtype=torch.float32)),
+    "settings": lambda run: run.update(settings=PAPER.but(ridge=0.06)),
+    "token_weights": lambda run: run.update(token_weights=lambda m, last, shape: torch.ones(shape)),
+    "not wanted": lambda run: run.update(resume=False),
+    "weights of a folder": another_base,
+    "captured by token_weights": lambda run: run.update(token_weights=every_token_is(2.0)),
+    # as of rotations, of which no parameter tells
+    "config": lambda run: setattr(run["base"].config, "attention_dropout", 0.5),
+    "a switch": lambda run: run["batches"]["svhn"][0].update(interpolate_pos_encoding=True),
+}
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_solved_blocks_of_another_run_are_not_used(tmp_path, monkeypatch, change):
-    given, settings, more = experiment(), PAPER, {}
+    given = experiment()
     given["batches"]["svhn"][0]["interpolate_pos_encoding"] = False
-    if change == "weights of a folder":  # its files keep their sizes
+    if change == "weights of a folder":
         given["base"] = save_model(given["base"], tmp_path / "base")
     elif change == "captured by token_weights":
         given["token_weights"] = every_token_is(1.0)
     killed_after(monkeypatch, 2, tmp_path / "out", given)
-    if change == "model":
-        given["experts"]["dtd"] = tiny.shifted(given["experts"]["dtd"], 5, 1e-3)
-    elif change == "batches":
-        given["batches"]["svhn"] = images(7, dtype=torch.float32)
-    elif change == "settings":
-        settings = PAPER.but(ridge=0.06)
-    elif change == "token_weights":
-        more = {"token_weights": lambda module, last, shape: torch.ones(shape)}
-    elif change == "not wanted":
-        more = {"resume": False}
-    elif change == "captured by token_weights":
-        given["token_weights"] = every_token_is(2.0)
-    elif change == "a switch of the batches":
-        given["batches"]["svhn"][0]["interpolate_pos_encoding"] = True
-    elif change == "config":  # as of rotations, of which no parameter tells
-        given["base"].config.attention_dropout = 0.5
-    else:
-        save_model(tiny.shifted(experiment()["base"], 3, 1e-3), tmp_path / "base")
-    undisturbed, _ = finished(tmp_path / "whole", given, settings, **more)
-    assert finished(tmp_path / "out", given, settings, **more) == (undisturbed, [False] * 4)
+    CHANGES[change](given)
+    undisturbed, _ = finished(tmp_path / "whole", given)
+    assert finished(tmp_path / "out", given) == (undisturbed, [False] * 4)
 
 
 def killing_itself(_, rank, world, port, folder):
@@ -203,14 +198,10 @@ def test_a_work_folder_that_was_there_and_other_files_in_it_stay(tmp_path, monke
         finished("out", experiment(), work="out")
 
 
-def test_two_runs_with_one_result_or_in_one_folder_are_refused(tmp_path):
+def test_two_runs_with_one_result_or_in_one_folder_and_empty_batches_leave_nothing(tmp_path):
     for taken in ("work", "out"):
         with claimed(tmp_path / taken), pytest.raises(BadFile, match="another featcal process"):
             finished(tmp_path / "out", experiment(), work=tmp_path / "work")
-    assert [path.name for path in tmp_path.iterdir()] == []
-
-
-def test_a_run_that_fails_before_its_first_block_leaves_nothing(tmp_path):
     given = experiment()
     given["batches"]["dtd"] = []
     with pytest.raises(BadBatches, match="is empty"):

@@ -64,13 +64,8 @@ def test_float32_products_cost_little_at_the_papers_ridges(ridge, bound):
 
 CUDNN, CUDA, MKLDNN = torch.backends.cudnn, torch.backends.cuda.matmul, torch.backends.mkldnn
 NEWER = (CUDNN.conv, CUDNN.rnn, CUDA, MKLDNN.matmul, MKLDNN.conv)
-SWITCHES = [("high", True), ("highest", False), ("medium", True)]
-SWITCHES += [
-    (CUDNN.conv, "ieee"),
-    (CUDA, "tf32"),
-    (MKLDNN.matmul, "bf16"),
-    (torch.backends, "tf32"),
-]
+SWITCHES = [("high", True), ("highest", False), ("medium", True), (CUDNN.conv, "ieee")]
+SWITCHES += [(CUDA, "tf32"), (MKLDNN.matmul, "bf16"), (torch.backends, "tf32")]
 
 
 def precisions():

@@ -1,5 +1,7 @@
 """The solution of one linear against least squares on stacked rows, which forms no Gram matrix."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -17,10 +19,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 def task(seed, n=60, d=INPUTS, o=OUTPUTS):
     """Rows of student and teacher, token weights, the expert's linear."""
     g = seeded(seed)
-
-    def r(*shape):
-        return torch.randn(*shape, generator=g, dtype=torch.float64)
-
+    r = partial(torch.randn, generator=g, dtype=torch.float64)
     x_cal = r(n, d) + r(d)
     w = torch.rand(n, generator=g, dtype=torch.float64)
     return x_cal, x_cal + 0.3 * r(n, d), w, r(o, d), r(o)
