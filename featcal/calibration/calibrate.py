@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ from torch import Tensor, nn
 
 from featcal.calibration import choose
 from featcal.calibration.block import Run, Student, sweep
-from featcal.calibration.features import Models, check_plan, open_models
+from featcal.calibration.features import NO_SAMPLES, Models, check_plan, open_models
 from featcal.calibration.ranks import current
 from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_calibrated
 from featcal.card import BlockRecord, Result, calibration_card
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadCapture, BadSetting, SingularGram
+from featcal.errors import BadBatches, BadCapture, BadSetting, SingularGram
 from featcal.files import claimed, require_apart
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated, require_replaceable
@@ -248,19 +247,32 @@ def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) 
             student.settings = student.settings.but(**change)
 
 
-def check(merged: Model, *, batches: TaskBatches, **how: Any) -> None:
+def check(
+    merged: Model,
+    *,
+    base: Model,
+    experts: Mapping[str, Model],
+    batches: TaskBatches,
+    settings: choose.CalibrationOrAuto,
+    plan: BlockPlan | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Check models and batches as `calibrate` does, on two samples per task, without solving."""
-    check_tasks(how["experts"], batches)
-    how = {"plan": None, "device": None, "dtype": None, "whole": False, **how}
-    models = open_models(merged, **how)
+    check_tasks(experts, batches)
+    models = open_models(
+        merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype
+    )
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with exact_products(), models.evaluated(), spool:
         samples = {}
         for task, expert in models.experts.items():
-            pair, head = [models.student, expert], islice(batches[task], 1)
-            samples[task] = [check_plan(models, task, batch, pair) for batch in head]
+            head = next(iter(batches[task]), None)
+            if head is None:
+                raise BadBatches(task, NO_SAMPLES)
+            samples[task] = [check_plan(models, task, head, [models.student, expert])]
         run = Run(models, spool, current(), block_drift=False, solve=False)
-        own = sweep_solvable if how["settings"] == "auto" else sweep
+        own = sweep_solvable if settings == "auto" else sweep
         own(run, [Student(models.student, models.settings)], samples)
 
 
