@@ -4,12 +4,22 @@ The values of experiments are in params.yaml; this file says which values are al
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from featcal.errors import BadSetting, UnknownKey
+
+T = TypeVar("T")
 
 
 def require(condition: bool, key: str, value: object, expected: str) -> None:
@@ -18,7 +28,7 @@ def require(condition: bool, key: str, value: object, expected: str) -> None:
         raise BadSetting(key, value, expected)
 
 
-def each_once(values: Sequence[Any]) -> Sequence[Any]:
+def each_once(values: Sequence[T]) -> Sequence[T]:
     """Return the values. Raises: PydanticCustomError if two are equal."""
     if len(set(values)) < len(values):
         raise PydanticCustomError("twice", "must name each value once")
@@ -162,7 +172,7 @@ class Calibration(Settings):
     """
 
     section = "calibrate"
-    ridge: Annotated[float, Field(gt=0)] | Literal["auto"] = 0.05
+    ridge: PositiveFloat | Literal["auto"] = 0.05
     anchor_blend: float = 2.0
     interpolation: Fraction = 0.3
     bias: bool = True
