@@ -657,7 +657,8 @@ def bad_input(
 
 def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tuple[str, str]]]]:
     """What is tried of each family, by its name: in memory, and by the command line."""
-    known = {SHOWN[name]: (one.build, one.batches, {}) for name, one in FAMILIES.items()}
+    listed = {shown: FAMILIES[name] for name, shown in SHOWN.items()}
+    known = {shown: (one.build, one.batches, {}) for shown, one in listed.items()}
     known |= {
         name: (built(kind, config), batches, settings)
         for name, (kind, config, batches, settings) in MORE.items()
