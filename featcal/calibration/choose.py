@@ -234,8 +234,8 @@ def choose(
     by_task: Mapping[str, Mapping[str, Sequence[float]]], settings: Mapping[str, Calibration]
 ) -> Choice:
     """Choose the model of least mean divergence among those that are worse than the merged one on
-    no task by more than two paired standard errors. Name those of `settings` without a divergence,
-    or with an infinite one, as left out.
+    no task by more than two paired standard errors. The sentence names those of `settings` that have
+    no finite divergence.
     """
     divergence: dict[str, dict[str, float]] = {}
     allowed, tasks = [], by_task.values()
@@ -254,8 +254,8 @@ def choose(
     if chosen == MERGED:
         reason = f"calibration did not help on held-out samples of {', '.join(by_task)}"
         sentence = f"Kept the merged model: {reason}."
-    if left_out := [name for name in settings if name not in divergence]:
-        sentence += f" Left out, as weights or answers are not finite: {', '.join(left_out)}."
+    if overflowed := [name for name in settings if name not in divergence]:
+        sentence += f" Weights or answers were not finite with {', '.join(overflowed)}."
     return Choice(chosen, sentence, settings.get(chosen), divergence)
 
 

@@ -131,8 +131,8 @@ def test_a_candidate_that_overflows_is_left_out(layers, few, monkeypatch):
     monkeypatch.setattr(choose, "CANDIDATES", {"far": PAPER.but(anchor_blend=1e300)} | FEW)
     result = calibrate(**given)
     assert same_bits(result.model, expected.model)
-    left_out = " Left out, as weights or answers are not finite: far."
-    assert result.choice.sentence == expected.choice.sentence + left_out
+    sentence = " Weights or answers were not finite with far."
+    assert result.choice.sentence == expected.choice.sentence + sentence
     given["experts"]["a"].post_layernorm.bias.data[0] = torch.inf
     with pytest.raises(FeatCalError, match="experts?.*a"):
         calibrate(**given)
