@@ -108,8 +108,8 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
         weights = 2 * (shape.weights - sum(blocks) + max(blocks))
         work = {"weights": weights, "scores": shape.scores * min(held_out, job.batch) // job.batch}
         kept = {"samples": job.drawn, "libraries": LIBRARIES}
-        places = (work, kept) if job.on_gpu else ({}, work | kept)
-        memory.append(memory[0] | dict(zip(("device", "host"), places, strict=True)))
+        on_host = {"device": {}, "host": work | kept}
+        memory.append(memory[0] | ({"device": work, "host": kept} if job.on_gpu else on_host))
     needs = max(memory, key=lambda own: sum(own["device"].values()) + sum(own["host"].values()))
     solved = sum(blocks) * max(len(who) for who, _ in stages)
     needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}

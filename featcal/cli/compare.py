@@ -85,11 +85,12 @@ def compare(
     if skip is None and any(own.skip for own in draws.values()):
         listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())
         note(f"left out, because calibration used them: the first samples of {listed}")
-    grown = (one["rows"].get(t, n) != n for t, one in same for n in [request.counts[t]])
+    now = request.counts
+    grown = any(one["rows"].get(task, now[task]) != now[task] for task, one in same)
     silent = [f for f, own in recorded.items() if not own and read_record(f).get("blocks")]
     reasons = {
         "drew with another seed": len(same) < len(used),
-        "had another number of rows": any(grown),
+        "had another number of rows": grown,
         "had other names of tasks": any(task not in one["samples"] for task, one in used),
         "did not record its samples": silent,
     }

@@ -121,6 +121,8 @@ def named(option: str, pairs: Iterable[str], form: str, find: Callable[..., T]) 
 
 def named_data(pairs: Collection[str], collect: AllAtOnce) -> "dict[str, Location]":
     """Return the `--data` arguments: files, folders or datasets of the hub."""
+    if not pairs:
+        return {}
     from featcal.data.places import location_of
 
     return collect(named, "--data", pairs, "NAME=PATH", partial(collect, location_of)) or {}
