@@ -19,7 +19,7 @@ from nbformat import NotebookNode
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
-TOLD = (UserWarning, RuntimeWarning, FutureWarning)  # those a kernel would print
+SHOWN_WARNINGS = (UserWarning, RuntimeWarning, FutureWarning)  # that a kernel prints
 
 
 def run_page(page: NotebookNode, folder: Path) -> NotebookNode:
@@ -34,14 +34,14 @@ def run_page(page: NotebookNode, folder: Path) -> NotebookNode:
 
 
 def _outputs(source: str, namespace: dict[str, Any], count: int) -> Iterator[NotebookNode]:
-    """What one cell prints, warns of, and ends with."""
+    """Yield the outputs of a cell: its prints, its warnings and its last value."""
     tree, last = ast.parse(source), None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         last = ast.Expression(tree.body.pop().value)
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
-        for kind in TOLD:
+        for kind in SHOWN_WARNINGS:
             warnings.simplefilter("default", kind)
         exec(compile(tree, "<cell>", "exec"), namespace)
         value = eval(compile(last, "<cell>", "eval"), namespace) if last else None
@@ -56,7 +56,7 @@ def _outputs(source: str, namespace: dict[str, Any], count: int) -> Iterator[Not
 
 
 def with_parameters(source: Path, parameters: dict[str, Any]) -> NotebookNode:
-    """A page with a cell of parameters behind its own, as papermill puts it there."""
+    """Return a page with a cell of parameters after its own, as papermill inserts it."""
     return parameterize_notebook(load_notebook_node(str(source)), parameters)
 
 

@@ -48,11 +48,11 @@ def _correct(row: Row) -> str:
 @cache
 def _easiest(task: str, named: str, right: int, count: int) -> str:
     """Return so many samples, those of least difficulty, which all models share in part."""
-    shared, own = (
+    shared, specific = (
         np.random.default_rng(crc32(name.encode())).random(count)
         for name in (task, f"{named} on {task}")
     )
-    return packed(np.argsort(np.argsort(shared + 0.3 * own)) < right)
+    return packed(np.argsort(np.argsort(shared + 0.3 * specific)) < right)
 
 
 def forget_answers(folder: Path) -> Path:
@@ -85,14 +85,14 @@ def write_seen(
     for (samples, seed), task in product(draws, tasks):
         shown = np.zeros(COUNT, bool)
         shown[draw_indices(task, COUNT, samples or COUNT, seed)] = True
-        words = {"task": task, "stream": "test_unlabelled", "samples": samples, "seed": seed}
-        rows.append(shared | words | {"count": COUNT, "seen": packed(shown)})
+        columns = {"task": task, "stream": "test_unlabelled", "samples": samples, "seed": seed}
+        rows.append(shared | columns | {"count": COUNT, "seen": packed(shown)})
     write_rows(path, rows, SEEN)
 
 
 def adapted(role: str, pool: int) -> Row:
     """Return what settings.json says of the adapters' draws."""
     draw = {"stream": "test_unlabelled", "samples": 256, "batch": 250, "seed": 42}
-    own = {"settings": {name: {"draw": draw} for name in ("suite", "paper")}}
+    settings = {"settings": {name: {"draw": draw} for name in ("suite", "paper")}}
     keys = [f"{role}-{pool}-{u}-{m}" for u in UPSTREAMS for m in ("surgery", "prob_surgery")]
-    return {"adapt": dict.fromkeys(keys, own)}
+    return {"adapt": dict.fromkeys(keys, settings)}

@@ -43,7 +43,7 @@ def _scores(suite, role, pool):
             moved = {t: base[t] + (10 if TESTS[t] == domain else -10) for t in tasks}
             rows += [(("", "expert", domain), task, value) for task, value in moved.items()]
     for key, task, value in rows:
-        drawn = key[1] in ("featcal", "surgery", "prob_surgery")
-        words = dict(suite=suite, role=role, pool=pool) | model(key) | {"task": task}
-        words |= {"metric": "spearman" if task == "stsb" else "accuracy"}
-        yield words | {"seed": 42 if drawn else "", "value": float(value), "count": 400}
+        seeded = key[1] in ("featcal", "surgery", "prob_surgery")
+        columns = dict(suite=suite, role=role, pool=pool) | model(key) | {"task": task}
+        columns |= {"metric": "spearman" if task == "stsb" else "accuracy"}
+        yield columns | {"seed": 42 if seeded else "", "value": float(value), "count": 400}

@@ -17,7 +17,7 @@ from synthetic_studies import write_choices, write_studies
 
 from featcal.files import write_json
 from reproduction import results
-from reproduction.report.paper import REAL, texts
+from reproduction.report.paper import REAL, TEXT_SETS
 from reproduction.results import SCORES, write_rows
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +65,7 @@ def write_project(
 @cache
 def _results(suite: str) -> Path:
     """Return results written once for all tests, which copy them."""
-    folder, real = Path(tempfile.mkdtemp()), list(texts())
+    folder, real = Path(tempfile.mkdtemp()), list(TEXT_SETS)
     atexit.register(shutil.rmtree, folder)
     write_results(folder, suite, TASKS)
     for role, pool in product(("clip_b32", "clip_l14"), LARGER_TASKS):
@@ -103,13 +103,13 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     write_seen(scored / "seen.csv", shared, tasks, [(None, 42), (256, 42), (256, 43), (256, 44)])
     measured = dict(drift=_drift, projection=_projection, alignment=_alignment)
     measured |= dict(similarity=_similarity, vectors=_vectors)
-    one = shared | {"upstream": TA}
+    merger = shared | {"upstream": TA}
     for name, rows in measured.items():
-        write_rows(drifted / f"{name}.csv", list(rows(one, tasks)), results.MEASURED[name])
+        write_rows(drifted / f"{name}.csv", list(rows(merger, tasks)), results.MEASURED[name])
     controls = list(_scores(suite, role, 8, CONTROLS, tasks, ("42",)))
     write_answers(folder / f"ablate/{role}-8/ablate.csv", controls)
     theory = folder / f"theory/{role}-8"
-    write_rows(theory / "theory.csv", list(_theory(one, tasks)), results.THEORY)
+    write_rows(theory / "theory.csv", list(_theory(merger, tasks)), results.THEORY)
     write_studies(folder, suite, role, tasks)
     run = dict(role=role, pool=8, upstream=TA, samples=256, batch=128, seeds=[42, 43, 44])
     used = {f"{role}-8-{TA}-suite": run | {"setting": "suite", "calibration": VALUES}}
@@ -117,7 +117,7 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     record = {"seconds": {"prepare": 60.0, "calibrate": 4.0}} | RECORD
     write_json(scored / "run.json", record)
     samples, cost = folder / f"samples/{role}-8", folder / f"cost/{role}-8"
-    write_answers(samples / "samples.csv", list(_budgets(one, tasks)), results.SAMPLES)
+    write_answers(samples / "samples.csv", list(_budgets(merger, tasks)), results.SAMPLES)
     adapters = {"steps": 1000, "batch": 16, "lr": 0.001}
     comparison = {"featcal": VALUES, "surgery": adapters | {"rank": 4}}
     comparison |= {"prob_surgery": adapters | {"hidden": 32}, "stream": "test_unlabelled"}
@@ -136,9 +136,9 @@ def write_larger_pool(folder: Path, suite: str, role: str, pool: int, tasks: lis
 def _scores(suite, role, pool, levels, tasks, seeds=None):
     shared = {"suite": suite, "role": role, "pool": pool, "metric": "accuracy", "count": COUNT}
     for key, level in levels.items():
-        drawn = key[1] in ("featcal", "surgery", "prob_surgery", "mean_shift")
-        own = (seeds or SEEDS.get(key[0], ("42",))) if drawn else ("",)
-        for (step, seed), (i, task) in product(enumerate(own), enumerate(tasks)):
+        seeded = key[1] in ("featcal", "surgery", "prob_surgery", "mean_shift")
+        draws = (seeds or SEEDS.get(key[0], ("42",))) if seeded else ("",)
+        for (step, seed), (i, task) in product(enumerate(draws), enumerate(tasks)):
             value = float(level + 0.5 * i + 0.2 * step)
             yield shared | model(key) | {"task": task, "seed": seed, "value": value}
 
@@ -178,9 +178,9 @@ def _theory(shared, tasks):
             row |= {"task": task, "value": 30.0}
             yield row | {"statement": "proposition_5", "quantity": "applies"}
             for block, (statement, quantities) in product(range(6), PER_BLOCK.items()):
-                own = row | {"statement": statement, "block": f"{block:02d}"}
+                block_row = row | {"statement": statement, "block": f"{block:02d}"}
                 yield from (
-                    own | {"quantity": q, "value": 4.0 + block + i}
+                    block_row | {"quantity": q, "value": 4.0 + block + i}
                     for i, q in enumerate(quantities)
                 )
 
@@ -205,10 +205,10 @@ COSINES = {
 
 
 def _alignment(shared, tasks):
-    one = shared | {"cosine_sd": 0.05, "l2": 0.5, "count": 500}
+    columns = shared | {"cosine_sd": 0.05, "l2": 0.5, "count": 500}
     for ((method, setting), (level, step)), (i, task) in product(COSINES.items(), enumerate(tasks)):
         row = dict(method=method, setting=setting, seed="42" if setting else "", task=task)
-        yield one | row | {"cosine": level + step * i}
+        yield columns | row | {"cosine": level + step * i}
 
 
 def _similarity(_, tasks):
@@ -230,14 +230,14 @@ def _vectors(shared, tasks):
 
 
 def _budgets(shared, tasks):
-    one = {"metric": "accuracy", "count": 500}
+    scored = {"metric": "accuracy", "count": 500}
     runs = [("merged", "", 0, "", 64.0)]
     starts = {"featcal": (76, 2), "surgery": (66, 4), "prob_surgery": (63, 6)}
     for (step, samples), seed, (method, (at, gain)) in product(
         enumerate((8, 64, 512)), (42, 43, 44), starts.items()
     ):
         runs.append((method, "suite", samples, seed, at + gain * step + seed % 42))
-    first = {name: shared[name] for name in ("suite", "role", "pool")} | one
+    first = {name: shared[name] for name in ("suite", "role", "pool")} | scored
     for method, setting, samples, seed, value in runs:
         row = first | {"upstream": TA, "method": method, "setting": setting, "samples": samples}
         yield from grid(**row, seed=seed, value=float(value), task=tasks)

@@ -50,21 +50,22 @@ def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None
 
 
 def write_corrupted(folder: Path, shared: dict, tasks: list[str]) -> None:
-    """FeatCal loses 4 points by every damage, 1 at the paper's settings; Surgery 12, on training 13."""
+    """Write scores: FeatCal loses 4 points by every damage, 1 at the paper's settings; Surgery 12."""
     levels = {("featcal", "suite"): 76.0, ("featcal", "paper"): 71.0}
     levels |= {("surgery", "suite"): 58.0, ("surgery", "suite_train"): 57.0}
-    one, rows = shared | {"upstream": "task_arithmetic", "metric": "accuracy", "count": COUNT}, []
+    common = shared | {"upstream": "task_arithmetic", "metric": "accuracy", "count": COUNT}
+    rows = []
     for ((method, setting), level), kind, i in product(levels.items(), DAMAGE, range(len(tasks))):
-        words = {"method": method, "setting": setting, "corruption": kind, "seed": "42"}
-        rows.append(one | words | {"task": tasks[i], "value": level + 0.5 * i})
+        columns = {"method": method, "setting": setting, "corruption": kind, "seed": "42"}
+        rows.append(common | columns | {"task": tasks[i], "value": level + 0.5 * i})
     write_answers(folder / "corrupted.csv", rows, results.CORRUPTED)
 
 
 def write_task_counts(folder: Path, shared: dict, tasks: list[str]) -> None:
-    """The pool is cut once, in its own order. Among all classes the adapters keep their accuracy,
-    everything else loses 20 points; FeatCal's last part is 4 points better.
+    """Write scores of the pool, cut once in its own order. With the union of classes the adapters
+    keep their accuracy, all else loses 20 points; FeatCal's last part is 4 points better.
     """
-    one, rows = shared | {"metric": "accuracy", "count": 244}, []
+    common, rows = shared | {"metric": "accuracy", "count": 244}, []
     for count in (2, 4, 8):
         parts = [tasks[start : start + count] for start in range(0, len(tasks), count)]
         for (draw, part), upstream in product(enumerate(parts), ("", "average", "task_arithmetic")):
@@ -72,30 +73,30 @@ def write_task_counts(folder: Path, shared: dict, tasks: list[str]) -> None:
             for (method, setting), levels in models.items():
                 better = 4.0 if method == "featcal" and draw and draw == len(parts) - 1 else 0.0
                 value, (drift, mean) = levels[count] + better, DRIFTS[method]
-                own = model((upstream, method, setting)) | {"seed": "42" if setting else ""}
-                own |= dict(tasks=count, draw=draw, value=value, drift=drift, mean_drift=mean)
+                columns = model((upstream, method, setting)) | {"seed": "42" if setting else ""}
+                columns |= dict(tasks=count, draw=draw, value=value, drift=drift, mean_drift=mean)
                 lost = 0 if method in ("surgery", "prob_surgery") else 20
-                rows += grid(**one, **own, union=value - lost, task=part)
+                rows += grid(**common, **columns, union=value - lost, task=part)
     write_rows(folder / "task_counts.csv", rows, results.TASK_COUNTS)
 
 
 def write_field(folder: Path, shared: dict, tasks: list[str]) -> None:
-    """The study of the whole field."""
+    """Write the study of the whole field."""
     rows, after = [], ("merged", "featcal", "surgery", "svc")
-    found = [(m, *one) for m, own in FIELD.items() for one in zip(after, own, strict=True)]
+    levels = [(m, *pair) for m, own in FIELD.items() for pair in zip(after, own, strict=True)]
     alone = [("average", method, level) for method, level in ALONE.items()]
     alone += [("tangent", "merged", 65.0), ("tangent", "expert", 88.0)]
-    for upstream, method, level in (*found, *alone):
-        drawn = (upstream, method, level) in alone or method in ("featcal", "surgery")
-        words = model((upstream, method, "suite" if drawn else ""))
-        words |= {"seed": "42" if drawn else "", "metric": "accuracy"}
-        own = shared | {"task": tasks} | words
-        rows += grid(**own, value=level, count=COUNT)
+    for upstream, method, level in (*levels, *alone):
+        seeded = (upstream, method, level) in alone or method in ("featcal", "surgery")
+        key = model((upstream, method, "suite" if seeded else ""))
+        key |= {"seed": "42" if seeded else "", "metric": "accuracy"}
+        columns = shared | {"task": tasks} | key
+        rows += grid(**columns, value=level, count=COUNT)
     write_answers(folder / "field.csv", rows, SCORES)
 
 
 def write_choices(folder: Path, suite: str) -> None:
-    """The study of unstated choices: what is read moves the score, what is solved does not."""
+    """Write the study of unstated choices: inputs move the score, solved modules do not."""
     for role, pool, task in (("flan_t5_base", "glue", "rte"), ("llama_3b", "mergebench", "gsm8k")):
         shared = {"suite": suite, "role": role, "pool": pool, "task": task}
         shared |= model(("task_arithmetic", "featcal", "paper"))
@@ -108,13 +109,13 @@ def write_choices(folder: Path, suite: str) -> None:
 
 
 def _sweep(shared, tasks):
-    """Accuracy 80 where chosen, elsewhere 4 points lower, on WUDI 8; the small λ all do alike."""
-    one = shared | {"method": "featcal", "metric": "accuracy", "seed": "42", "count": COUNT}
+    """Yield accuracy 80 at the chosen value and small λ, elsewhere 4 points less, on WUDI 8."""
+    common = shared | {"method": "featcal", "metric": "accuracy", "seed": "42", "count": COUNT}
     for (upstream, lost), (parameter, (chosen, values)) in product(
         (("task_arithmetic", 4.0), ("wudi", 8.0)), SWEPT.items()
     ):
         for at, setting, i in product(values, ("suite", "paper"), range(len(tasks))):
             level = 80.0 if at == chosen or (parameter == "ridge" and at < 1) else 80.0 - lost
-            words = {"upstream": upstream, "parameter": parameter, "at": f"{at:g}"}
-            words |= {"chosen": int(at == chosen), "setting": setting}
-            yield one | words | {"task": tasks[i], "value": level + 0.5 * i}
+            columns = {"upstream": upstream, "parameter": parameter, "at": f"{at:g}"}
+            columns |= {"chosen": int(at == chosen), "setting": setting}
+            yield common | columns | {"task": tasks[i], "value": level + 0.5 * i}

@@ -1,4 +1,4 @@
-"""The report outside of the book: ARTIFACT.md for reviewers, and headline numbers and claims as data."""
+"""Write ARTIFACT.md for reviewers, and return headline results and claims as data."""
 
 import math
 from collections.abc import Sequence
@@ -10,52 +10,52 @@ import pandas as pd
 
 from reproduction.report import tables
 from reproduction.report.claims import INSIDE, Claim, claims, studied_setting
-from reproduction.report.evidence import LIES_WITH, Evidence, project_root
+from reproduction.report.evidence import FOLDERS, Evidence, project_root
 from reproduction.report.pages import cost
 from reproduction.report.paper import packaged
-from reproduction.report.verdicts import EvidenceSource, Verdict, sources
+from reproduction.report.verdicts import Verdict, sources
 
-REQUEST = "pipeline/request/dvc.yaml"  # what `dvc repro` leaves as it is in git
-REPRO = ["gather@scores-clip_b32-8", "headline"]  # what `make repro` computes
-REAL = [  # what `make real` computes
+REQUEST = "pipeline/request/dvc.yaml"  # stages that `dvc repro` does not run
+REPRO = ["gather@scores-clip_b32-8", "headline"]  # stages of `make repro`
+REAL = [  # stages of `make real`
     f"{REQUEST}:request@{kind}" for kind in ("scores-minilm-8", "drift-minilm-8", "scores-vit_s-8")
 ]
-EXPERTS = "pipeline/prepare/dvc.yaml:prepare_role@vit_s-8"  # those of Table 1 on real images
+EXPERTS = "pipeline/prepare/dvc.yaml:prepare_role@vit_s-8"  # experts of Table 1 on real images
 # A test holds it against scripts/compare_results.py.
 TOLERANCE = "±1 point on an average, ±3 on a single task, each √(500/n) times as much for tests of n < 500 answers"
 
 
 def text(suite: str) -> str:
-    """Return the whole page: artifact.md of this folder with verdicts, minutes and licences."""
-    own = [name for name in upstream() if ":" not in name]
-    asked = [name for name in upstream() if name.startswith(REQUEST)]
+    """Return ARTIFACT.md: the template artifact.md filled with verdicts and minutes."""
+    stages = [name for name in upstream() if ":" not in name]
+    requests = [name for name in upstream() if name.startswith(REQUEST)]
     row = "| {} | `dvc repro {}` | {} |\n".format
-    rows = [row(name.partition("@")[2], name, minutes(suite, [name])) for name in asked]
+    rows = [row(name.partition("@")[2], name, minutes(suite, [name])) for name in requests]
     page = files("reproduction.report").joinpath("artifact.md").read_text(encoding="utf-8")
     return page.format(
         suite=suite,
         label=packaged("differences.yaml")[suite]["label"],
         tolerance=TOLERANCE,
         machine="; ".join(cost.machines(suite)) or "none yet",
-        total=minutes(suite, own),
+        total=minutes(suite, stages),
         repro=minutes(suite, REPRO),
         real=minutes(suite, REAL),
         experts=minutes(suite, [EXPERTS]),
-        whole=minutes(suite, asked),
+        whole=minutes(suite, requests),
         claims=_table(suite),
         studies="".join(rows),
     )
 
 
 def minutes(suite: str, stages: list[str]) -> str:
-    """Return the minutes on record of these stages of DVC and of all that they need, a whole number."""
-    found, needed = cost.quickest(suite), set().union(*(upstream()[stage] for stage in stages))
-    return f"{sum(spent for stage, spent in found.items() if stage in needed) / 60:.0f}"
+    """Return the recorded minutes of these DVC stages and all that they need, a whole number."""
+    seconds, needed = cost.stage_seconds(suite), set().union(*(upstream()[s] for s in stages))
+    return f"{sum(s for stage, s in seconds.items() if stage in needed) / 60:.0f}"
 
 
 @cache
 def upstream() -> dict[str, set[str]]:
-    """Return by stage, with its file but for dvc.yaml, the run records' names of what it needs."""
+    """Return each stage's dependencies by their names in run records; keys may name a file."""
     import networkx
     from dvc.repo import Repo
 
@@ -63,132 +63,128 @@ def upstream() -> dict[str, set[str]]:
         graph = repo.index.graph
         # featcal stage VERB KEY
         keys = {stage: "@".join((stage.cmd or "").split()[2:4]) for stage in graph}
-        found = {}
+        needs = {}
         for stage in graph:
             file = "" if stage.path_in_repo == "dvc.yaml" else f"{stage.path_in_repo}:"
-            needed = {stage, *networkx.descendants(graph, stage)}
-            found[file + stage.name] = {keys[one] for one in needed}
-        return found
+            ancestors = {stage, *networkx.descendants(graph, stage)}
+            needs[file + stage.name] = {keys[stage_needed] for stage_needed in ancestors}
+        return needs
 
 
 def stages_of(claim: Claim, suite: str) -> list[str]:
     """Return the stages that recompute every verdict on a claim: results by source, and its page."""
-    shown = (project_root() / "notebooks" / f"{claim.place}.ipynb").is_file()
-    page, found = f"page@{claim.place if shown else 'scoreboard'}", dict[str, None]()
-    about = [own for source in sources(suite) if (own := source.counterpart(claim))]
-    for part in (part for own in about for part in (own.parts.values() or [own])):
+    has_page = (project_root() / "notebooks" / f"{claim.location}.ipynb").is_file()
+    page, stages = f"page@{claim.location if has_page else 'scoreboard'}", dict[str, None]()
+    counterparts = filter(None, (source.counterpart(claim) for source in sources(suite)))
+    for part in (part for whole in counterparts for part in (whole.parts.values() or [whole])):
         for _, side in part.terms:
-            place = f"{side.get('role', part.role)}-{side.get('pool', part.pool)}"
+            key = f"{side.get('role', part.role)}-{side.get('pool', part.pool)}"
             for kind in _kinds(part, side):
-                names = (f"gather@{kind}-{place}", f"{REQUEST}:request@{kind}-{place}")
-                found |= dict.fromkeys(name for name in names if name in upstream())
-    return [*(name for name in found if not upstream()[name] <= upstream()[page]), page]
+                names = (f"gather@{kind}-{key}", f"{REQUEST}:request@{kind}-{key}")
+                stages |= dict.fromkeys(name for name in names if name in upstream())
+    return [*(name for name in stages if not upstream()[name] <= upstream()[page]), page]
 
 
 def _kinds(claim: Claim, side: dict[str, Any]) -> list[str]:
-    """Return the folders of results that one side of a claim is read from."""
+    """Return the results folders that one side of a claim is read from."""
     file = side.get("file", claim.file)
-    found = [LIES_WITH.get(file, file.partition(".")[0])]
-    found += ["expert_seeds"] if file == "scores" else []
+    folders = [FOLDERS.get(file, file.partition(".")[0])]
+    folders += ["expert_seeds"] if file == "scores" else []
     if claim.kind in ("together", "apart") or file == "corrupted":
-        found.append("scores")
+        folders.append("scores")
     control = side.get("method") in ("anchor", "rescaled")
     control = control or str(side.get("setting")).startswith("without_")
-    return [*found, "ablate"] if file == "scores" and control else found
+    return [*folders, "ablate"] if file == "scores" and control else folders
 
 
 def _table(suite: str) -> str:
     """Return the headline claims in the paper's order with verdicts, a command and its minutes."""
-    headline = [claim for claim in claims() if claim.headline]
-    columns = {source.title: _words(source, headline) for source in sources(suite)}
+    headline, columns = [claim for claim in claims() if claim.headline], {}
+    for source in sources(suite):
+        texts = columns[source.title] = []
+        for claim, first, *others in zip(headline, *source.judged(headline), strict=True):
+            tuned = [f" (tuned: {v.word})" for v in others if v and claim.has_settings]
+            texts.append("".join([first.word, *tuned]) if first else "–")
     lines = [f"| {' | '.join(['claim of the paper', *columns, 'command', 'minutes'])} |"]
     lines.append("|---" * (len(columns) + 3) + "|")
-    for claim, *words in zip(headline, *columns.values(), strict=True):
+    for claim, *texts in zip(headline, *columns.values(), strict=True):
         stages = stages_of(claim, suite)
-        cells = [" ".join(claim.sentence.split()), *words, f"`dvc repro {' '.join(stages)}`"]
+        cells = [" ".join(claim.sentence.split()), *texts, f"`dvc repro {' '.join(stages)}`"]
         lines.append(f"| {' | '.join([*cells, minutes(suite, stages)])} |")
     return "\n".join(lines) + "\n\n"
-
-
-def _words(source: EvidenceSource, chosen: list[Claim]) -> list[str]:
-    """Return each verdict at the printed settings, with the one at the tuned settings behind it."""
-    words = []
-    for claim, first, *others in zip(chosen, *source.judged(chosen), strict=True):
-        also = [f" (tuned: {one.word})" for one in others if one and claim.has_settings]
-        words.append("".join([first.word, *also]) if first else "–")
-    return words
 
 
 ROLE, POOL, MERGER = "clip_b32", "8", "task_arithmetic"  # Table 1; the merger of its curves
 TASKS, BLOCKS = ("task", "merged", "featcal", "expert"), ("block", "merged", "featcal")
 
 
-def metrics(ours: Evidence) -> dict[str, Any]:
+def metrics(data: Evidence) -> dict[str, Any]:
     """Return averages by merger, merged and calibrated at each setting, and the experts'."""
-    settings, found = tables.settings_shown(ours.suite), {}
+    settings, averages = tables.settings_shown(data.suite), {}
     for upstream in tables.UPSTREAMS:
         keys = {"merged": (upstream, "merged", "")}
         keys |= {f"featcal_{tables.SHORT[name]}": (upstream, "featcal", name) for name in settings}
-        means = {name: tables.average(ours, key) for name, key in keys.items()}
-        if known := {name: round(one.mean, 4) for name, one in means.items() if one}:
-            found[upstream] = known
-    if expert := tables.average(ours, ("", "expert", "")):
-        found["expert"] = round(expert.mean, 4)
-    return found
+        means = {name: tables.average(data, key) for name, key in keys.items()}
+        if known := {name: round(value.mean, 4) for name, value in means.items() if value}:
+            averages[upstream] = known
+    if expert := tables.average(data, ("", "expert", "")):
+        averages["expert"] = round(expert.mean, 4)
+    return averages
 
 
-def by_task(ours: Evidence) -> list[dict[str, Any]]:
+def by_task(data: Evidence) -> list[dict[str, Any]]:
     """Return the scores of each task that merged, calibrated and expert models have."""
-    means = _means(ours, "scores", "task", "value", TASKS[1:]).dropna().round(4)
-    return [{"task": task, **means.loc[task]} for task in ours.tasks if task in means.index]
+    means = _means(data, "scores", "task", "value", TASKS[1:]).dropna().round(4)
+    return [{"task": task, **means.loc[task]} for task in data.tasks if task in means.index]
 
 
-def by_block(ours: Evidence) -> list[dict[str, Any]]:
+def by_block(data: Evidence) -> list[dict[str, Any]]:
     """Return relative drift after each block, mean over tasks, of merged and calibrated models."""
-    means = _means(ours, "drift", "block", "relative_drift", BLOCKS[1:]).dropna().round(6)
+    means = _means(data, "drift", "block", "relative_drift", BLOCKS[1:]).dropna().round(6)
     blocks = sorted(block for block in means.index if block not in INSIDE)
     return [{"block": int(block) + 1, **means.loc[block]} for block in blocks]
 
 
 def _means(
-    ours: Evidence, file: str, column: str, measure: str, methods: Sequence[str]
+    data: Evidence, file: str, column: str, measure: str, methods: Sequence[str]
 ) -> pd.DataFrame:
     """Return the mean of a measure by task or block, a column for each method at its main setting."""
-    main = studied_setting(ours.suite)
+    main = studied_setting(data.suite)
     keys = {m: tables.model_key("" if m == "expert" else MERGER, m, main) for m in methods}
-    rows = {method: tables.rows_of(ours, key, file) for method, key in keys.items()}
-    return pd.DataFrame({m: own.groupby(column)[measure].mean() for m, own in rows.items()})
+    rows = {method: tables.rows_of(data, key, file) for method, key in keys.items()}
+    return pd.DataFrame({m: frame.groupby(column)[measure].mean() for m, frame in rows.items()})
 
 
 def claims_as_data(suite: str) -> dict[str, Any]:
-    """Return every claim with its verdicts by source and setting; the printed ones are counted."""
+    """Return every claim with its verdicts by source and setting."""
     verdicts: dict[str, dict[str, dict[str, Any]]] = {claim.id: {} for claim in claims()}
     for source in sources(suite):
-        for setting, found in zip(source.settings, source.judged(claims()), strict=True):
-            for claim, one in zip(claims(), found, strict=True):
-                if one:
-                    own = verdicts[claim.id].setdefault(source.key, {})
-                    own[setting] = _entry(one)
+        for setting, judged in zip(source.settings, source.judged(claims()), strict=True):
+            for claim, verdict in zip(claims(), judged, strict=True):
+                if verdict:
+                    by_setting = verdicts[claim.id].setdefault(source.key, {})
+                    by_setting[setting] = _entry(verdict)
     entries = {}
     for c in claims():
         entries[c.id] = {
-            "place": c.place, "sentence": " ".join(c.sentence.split()), "source": c.source, "headline": c.headline,
+            "place": c.location, "sentence": " ".join(c.sentence.split()), "source": c.source, "headline": c.headline,
             "group": c.group, "verdicts": verdicts[c.id],
         }  # fmt: skip
     return {"suite": suite, "settings": tables.SETTING_LABELS, "claims": entries}
 
 
 def _entry(verdict: Verdict) -> dict[str, Any]:
-    """Return one verdict as data; of a claim about several, margin and noise of the deciding part."""
-    noise = {"total": _known(verdict.noise)}
-    if verdict.drawn is not None:  # squares of both parts add up to the total's
-        noise["draws"] = _known(verdict.drawn)
-        noise["test_samples"] = _known(math.sqrt(max(verdict.noise**2 - verdict.drawn**2, 0.0)))
+    """Return one verdict as data; a claim about several has the margin of its deciding part."""
+    noise = {"total": _finite(verdict.noise)}
+    if verdict.seed_noise is not None:  # squares of both parts add up to the total's
+        noise["draws"] = _finite(verdict.seed_noise)
+        variance = max(verdict.noise**2 - verdict.seed_noise**2, 0.0)
+        noise["test_samples"] = _finite(math.sqrt(variance))
     return {
-        "verdict": verdict.word, "margin": _known(verdict.margin), "noise": noise,
+        "verdict": verdict.word, "margin": _finite(verdict.margin), "noise": noise,
         "fragile": verdict.fragile, "drawn_once": verdict.one_run, "detail": verdict.detail,
     }  # fmt: skip
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None

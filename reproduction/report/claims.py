@@ -12,7 +12,7 @@ from typing import Any
 from reproduction.report import paper
 from reproduction.report.tables import NAMES, UPSTREAMS
 
-# [upstream, method], or a mapping with these and more columns, role, pool, file and task among them
+# [upstream, method], or a mapping with these and other columns such as role, pool, file and task
 Side = Any
 Term = tuple[float, dict[str, Any]]  # a weight, and the columns that name one model's rows
 SUMS = ("above", "level", "checked", "gain", "closer", "falls")  # kinds that are a sum of means
@@ -40,7 +40,7 @@ class Claim:
     """One sentence of the paper and the comparison that answers it; claims.yaml explains the fields."""
 
     id: str
-    place: str
+    location: str  # table, figure or section of the paper
     role: str
     pool: str
     sentence: str
@@ -56,7 +56,7 @@ class Claim:
     by: float = 0.0
     within: float = 0.0
     each: str = ""
-    beside: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # values of `each`
     over: dict[str, list[Any]] = field(default_factory=dict)
     where: dict[str, Any] = field(default_factory=dict)
     table: str = ""
@@ -67,7 +67,7 @@ class Claim:
     @property
     def sides(self) -> list[dict[str, Any]]:
         """Return the columns that each side fixes."""
-        return [named(side) for side in (self.left, self.right, self.than) if side]
+        return [side_columns(side) for side in (self.left, self.right, self.than) if side]
 
     @property
     def terms(self) -> list[Term]:
@@ -78,17 +78,17 @@ class Claim:
         closer: (left − than) − (right − left), right the better model and than the worse one.
         falls: (the value chosen on left's curve − left) − (the same of right).
         """
-        ours, theirs = named(self.left), named(self.right)
+        left, right = side_columns(self.left), side_columns(self.right)
         if self.kind == "gain":
-            found = [(1.0, ours), (-1.0, _merger(ours)), (-1.0, theirs), (1.0, _merger(theirs))]
+            sides = [(1.0, left), (-1.0, _merged(left)), (-1.0, right), (1.0, _merged(right))]
         elif self.kind == "closer":
-            found = [(2.0, ours), (-1.0, theirs), (-1.0, named(self.than))]
+            sides = [(2.0, left), (-1.0, right), (-1.0, side_columns(self.than))]
         elif self.kind == "falls":
-            found = [(1.0, _chosen(ours)), (-1.0, ours), (-1.0, _chosen(theirs)), (1.0, theirs)]
+            sides = [(1.0, _chosen(left)), (-1.0, left), (-1.0, _chosen(right)), (1.0, right)]
         else:
-            found = [(self.times, ours), (-1.0, theirs)]
+            sides = [(self.times, left), (-1.0, right)]
         sign = -1 if self.direction == "lower" else 1
-        return [(sign * weight, side) for weight, side in found]
+        return [(sign * weight, side) for weight, side in sides]
 
     @property
     def has_settings(self) -> bool:
@@ -98,36 +98,35 @@ class Claim:
 
     @property
     def unit(self) -> str:
-        """Return what a claim about several counts, in the plural."""
+        """Return the noun, in the plural, for the parts of a claim about several."""
         if set(self.over) == {"place"}:
             return "models" if self.pool in paper.TEXT_TASKS else "columns"
         return "comparisons" if self.over else UNITS[self.each]
 
     @property
     def parts(self) -> dict[str, "Claim"]:
-        """Return one claim per combination of `over`, by name; none where there is no `over`."""
+        """Return one claim per combination of `over`, by name; empty without `over`."""
         llamas = {word: f"{paper.TEXT_SIZES[role]}’s settings" for role, word in LLAMAS.items()}
-        titles, found = UPSTREAMS | NAMES | llamas, {}
+        titles, claims_by_name = UPSTREAMS | NAMES | llamas, {}
         for values in product(*self.over.values()) if self.over else ():
             choice = dict(zip(self.over, values, strict=True))
-            place = [paper.place_name(*choice["place"])] if "place" in choice else []
-            names = place + [titles[value] for word, value in choice.items() if word != "place"]
-            found[", ".join(names)] = self._one(choice)
-        return found
+            names = [paper.place_name(*choice["place"])] if "place" in choice else []
+            names += [titles[value] for column, value in choice.items() if column != "place"]
+            claims_by_name[", ".join(names)] = self._with_choice(choice)
+        return claims_by_name
 
-    def on(self, real: str) -> "Claim | None":
-        """Return the claim about a real model in the smaller image model's role; None if it cannot be."""
+    def on_real_model(self, real: str) -> "Claim | None":
+        """Return the claim about a real model in the smaller image model's role, or None."""
         lists = dict(self.over)
-        places = [(o.get("role", self.role), str(o.get("pool", self.pool))) for o in self.sides]
+        runs = [(s.get("role", self.role), str(s.get("pool", self.pool))) for s in self.sides]
         if "place" in lists:
-            places = [(role, str(pool)) for role, pool in lists["place"] if role == paper.IMAGES]
-            places = [place for place in places if (real, place[1]) != NO_POOL]
-            lists["place"] = [[real, pool] for _, pool in places]
-        damage = {side.get("corruption", "clean") for side in (self.where, *self.sides)}
-        roles, own = {role for role, _ in places}, {(real, pool) for _, pool in places}
-        if roles != {paper.IMAGES} or NO_POOL in own:
+            runs = [(role, str(pool)) for role, pool in lists["place"] if role == paper.IMAGES]
+            runs = [(role, pool) for role, pool in runs if (real, pool) != NO_POOL]
+            lists["place"] = [[real, pool] for _, pool in runs]
+        corruptions = {side.get("corruption", "clean") for side in (self.where, *self.sides)}
+        if {role for role, _ in runs} != {paper.IMAGES} or NO_POOL in {(real, p) for _, p in runs}:
             return None
-        if damage != {"clean"} and real == paper.REAL:
+        if corruptions != {"clean"} and real == paper.REAL:
             return None
         sides = {"left": self.left, "right": self.right, "than": self.than}
         for name, side in sides.items():
@@ -136,56 +135,57 @@ class Claim:
         return replace(self, role=real, over=lists, **sides)
 
     def on_second_encoder(self) -> "Claim | None":
-        """Return the claim about the second encoder: scores of 8 tasks, three mergers; else None."""
-        one, known = self.on(paper.REAL), {"", *SECOND_MERGERS}
+        """Return the claim about the second encoder's 8 tasks and three mergers, or None."""
+        claim, mergers = self.on_real_model(paper.REAL), {"", *SECOND_MERGERS}
         kinds = ("above", "level", "gain", "closer")
-        if one is None or one.file != "scores" or one.kind not in kinds:
+        if claim is None or claim.file != "scores" or claim.kind not in kinds:
             return None
-        lists = dict(one.over)
+        lists = dict(claim.over)
         if "upstream" in lists:
-            lists["upstream"] = [merger for merger in lists["upstream"] if merger in known]
+            lists["upstream"] = [merger for merger in lists["upstream"] if merger in mergers]
         if "place" in lists:
-            lists["place"] = [place for place in lists["place"] if str(place[1]) == "8"]
-        columns = {column for side in (*one.sides, one.where) for column in side}
+            lists["place"] = [[role, pool] for role, pool in lists["place"] if str(pool) == "8"]
+        columns = {column for side in (*claim.sides, claim.where) for column in side}
         fits = columns <= {"upstream", "method", "task"}
-        fits &= {side.get("upstream", "") for side in one.sides} <= known
-        fits &= {side.get("method", "merged") for side in one.sides} <= SECOND_METHODS
-        if not fits or not all(lists.values()) or ("place" not in lists and one.pool != "8"):
+        fits &= {side.get("upstream", "") for side in claim.sides} <= mergers
+        fits &= {side.get("method", "merged") for side in claim.sides} <= SECOND_METHODS
+        if not fits or not all(lists.values()) or ("place" not in lists and claim.pool != "8"):
             return None
-        return replace(one, file="second_encoder", over=lists)
+        return replace(claim, file="second_encoder", over=lists)
 
     def on_language_model(self) -> "Claim | None":
-        """Return the claim about the real language model, at the Llamas' printed settings; else None."""
+        """Return the claim about the real language model at the Llamas' printed settings, or None."""
         lists = dict(self.over)
         roles = [role for role, _ in lists.pop("place", [[self.role, self.pool]])]
         columns = {column for side in (*self.sides, self.where) for column in side}
         if not set(roles) <= set(LLAMAS) or self.each or not columns <= {"upstream", "method"}:
             return None
-        one = replace(self, role=paper.LANGUAGE[0], pool=paper.LANGUAGE[1], over=lists)
+        claim = replace(self, role=paper.LANGUAGE[0], pool=paper.LANGUAGE[1], over=lists)
         if not self.has_settings:
-            return one
+            return claim
         settings = [LLAMAS[role] for role in roles]
         if len(settings) > 1:
-            return replace(one, over=lists | {"setting": settings})
-        return one._one({"setting": settings[0]}) if not lists else None
+            return replace(claim, over=lists | {"setting": settings})
+        return claim._with_choice({"setting": settings[0]}) if not lists else None
 
-    def is_about(self, value: Any) -> bool:
-        """Return True if a claim about each task, or each of another column, includes this one."""
-        left_out = (named(self.left)["task"], *self.beside) if self.each == OTHER else self.beside
-        return value not in left_out
+    def includes(self, value: Any) -> bool:
+        """Return True if a claim about each value of a column includes this one."""
+        is_left = self.each == OTHER and value == side_columns(self.left)["task"]
+        return not is_left and value not in self.left_out
 
-    def of(self, value: Any) -> "Claim":
+    def for_value(self, value: Any) -> "Claim":
         """Return the claim about one value of `each`."""
         if self.each == OTHER:
-            return replace(self, each="", right=named(self.right) | {"task": value})
+            return replace(self, each="", right=side_columns(self.right) | {"task": value})
         return replace(self, each="", where=self.where | {self.each: value})
 
-    def _one(self, choice: dict[str, Any]) -> "Claim":
+    def _with_choice(self, choice: dict[str, Any]) -> "Claim":
         """Return the claim about one combination of `over`."""
         role, pool = choice.get("place", (self.role, self.pool))
         upstream = {"upstream": choice["upstream"]} if "upstream" in choice else {}
         against = {"method": choice["against"]} if "against" in choice else {}
-        left, right = named(self.left) | upstream, named(self.right) | upstream | against
+        left = side_columns(self.left) | upstream
+        right = side_columns(self.right) | upstream | against
         for side in (left, right):
             if "setting" in choice and side.get("method") == "featcal":
                 side["setting"] = choice["setting"]
@@ -195,25 +195,26 @@ class Claim:
 @cache
 def claims() -> tuple[Claim, ...]:
     """Return every claim of claims.yaml, in its order."""
-    found = []
-    for place, section in paper.packaged("claims.yaml").items():
+    entries = []
+    for location, section in paper.packaged("claims.yaml").items():
         shared = {name: section[name] for name in ("role", "table") if name in section}
-        shared |= {"place": place, "pool": str(section["pool"])}
+        shared |= {"location": location, "pool": str(section["pool"])}
         for entry in section["claims"]:
-            over = entry.get("over", {})  # a plain list is of places
+            over = entry.get("over", {})  # a plain list is of [role, pool]
             over = {"place": over} if isinstance(over, list) else over
-            found.append(Claim(**shared | entry | {"over": over}))
-    return tuple(found)
+            entry = shared | entry | {"over": over, "left_out": entry.get("beside", [])}
+            entries.append(Claim(**{key: entry[key] for key in entry if key != "beside"}))
+    return tuple(entries)
 
 
-def named(side: Side) -> dict[str, Any]:
+def side_columns(side: Side) -> dict[str, Any]:
     """Return the columns that one side of a claim fixes."""
     pair = not isinstance(side, dict)
     return dict(zip(("upstream", "method"), side, strict=True)) if pair else dict(side)
 
 
-def in_words(kind: str, means: Sequence[float], digits: int = 1) -> str:
-    """Return the means behind a claim in words."""
+def means_text(kind: str, means: Sequence[float], digits: int = 1) -> str:
+    """Return the means that a claim compares as text."""
     if kind in ("gain", "falls"):
         verb = "points gained" if kind == "gain" else "points lost"
         return f"{means[0] - means[1]:.1f} against {means[2] - means[3]:.1f} {verb}"
@@ -222,7 +223,7 @@ def in_words(kind: str, means: Sequence[float], digits: int = 1) -> str:
     return f"{means[0]:.{digits}f} against {means[1]:.{digits}f}"
 
 
-def _merger(side: dict[str, Any]) -> dict[str, Any]:
+def _merged(side: dict[str, Any]) -> dict[str, Any]:
     """Return the merged model that a calibrated one starts from."""
     return {column: v for column, v in side.items() if column != "setting"} | {"method": "merged"}
 
@@ -233,5 +234,5 @@ def _chosen(side: dict[str, Any]) -> dict[str, Any]:
 
 
 def studied_setting(suite: str, role: str = "") -> str:
-    """Return the settings of FeatCal in studies and controls, which run it at one setting only."""
+    """Return the one setting of FeatCal that studies and controls run."""
     return "paper" if suite == "paper" or role == paper.VISION else "suite"

@@ -23,15 +23,15 @@ NUMBERS = [  # the other columns that a page may ask an empty table for
     "nodes", "actual", "bound", "kept", "interpolation", "anchor_blend", "ridge", "divergence",
 ]  # fmt: skip
 MEASURED = ".run"  # ends a kind whose rows are in a run record: `cost.run` is what each run cost
-# tables that lie with others, by the folder; every other one begins with its folder's name
-LIES_WITH = {
+# folders of the tables whose names do not begin with their folder's name
+FOLDERS = {
     "seen": "scores", "theory_points": "theory",
     **dict.fromkeys(("projection", "alignment", "similarity", "vectors"), "drift"),
 }  # fmt: skip
 
 
 # the tables that were read, with the times at which their files were written
-_KNOWN: dict[Path, tuple[list[int], pd.DataFrame]] = {}
+_TABLES: dict[Path, tuple[list[int], pd.DataFrame]] = {}
 
 
 def results_folder(suite: str) -> Path:
@@ -46,14 +46,14 @@ class Evidence:
         self.suite, self.role, self.pool = suite, role, str(pool)
         self.folder = folder or results_folder(suite)
 
-    def beside(self, kind: str) -> Path:
+    def folder_of(self, kind: str) -> Path:
         """Return the folder of one kind of table: of scores, of drift, or of a study."""
-        folder = LIES_WITH.get(kind, kind.partition(".")[0])
+        folder = FOLDERS.get(kind, kind.partition(".")[0])
         return self.folder / folder / f"{self.role}-{self.pool}"
 
     def path(self, kind: str) -> Path:
         """Return the file of one kind of table."""
-        return self.beside(kind) / f"{kind}.csv"
+        return self.folder_of(kind) / f"{kind}.csv"
 
     def table(self, kind: str) -> pd.DataFrame:
         """Return the rows of one kind of file, not to be changed; empty where not run.
@@ -61,26 +61,26 @@ class Evidence:
         Of the real language model's scores: the experts' tasks, answered by likelihood.
         """
         path, stamp = self.path(kind).absolute(), self._stamp(kind)
-        if path not in _KNOWN or _KNOWN[path][0] != stamp:
-            found = self._read(kind)
+        if path not in _TABLES or _TABLES[path][0] != stamp:
+            rows = self._read(kind)
             if (self.role, self.pool, kind) == (*paper.LANGUAGE, "scores"):
-                found = found[found["task"].isin(self.own_tasks)]
+                rows = rows[rows["task"].isin(self.expert_tasks)]
             if kind == "scores" and self.path("ablate").is_file():  # a stage scores the controls
-                found = pd.concat([found, self._read("ablate")], ignore_index=True)
+                rows = pd.concat([rows, self._read("ablate")], ignore_index=True)
             if kind == "scores":
-                found = _with_trainings(found, self._read("expert_seeds"))
-            if kind == "corrupted" and len(found):
-                found = _with_clean(found, self.table("scores"))
-            found = found.copy()  # in one piece, which is read faster, as are names of this type
-            found.columns = found.columns.astype(object)
-            _KNOWN[path] = stamp, found
-        return _KNOWN[path][1]
+                rows = _with_trainings(rows, self._read("expert_seeds"))
+            if kind == "corrupted" and len(rows):
+                rows = _with_clean(rows, self.table("scores"))
+            rows = rows.copy()  # in one piece, which is read faster, as are names of this type
+            rows.columns = rows.columns.astype(object)
+            _TABLES[path] = stamp, rows
+        return _TABLES[path][1]
 
     def _stamp(self, kind: str) -> list[int]:
-        """Return when the files that make a table were written, 0 where there is none."""
+        """Return the modification times of a table's files, 0 for a missing file."""
         kinds = dict.fromkeys((kind, "scores", "ablate", "expert_seeds"))
-        made = [self.path(name) for name in (kinds if kind in ("scores", "corrupted") else [kind])]
-        files = [*made, *map(correct_of, made), self.beside(kind) / "run.json"]
+        paths = [self.path(name) for name in (kinds if kind in ("scores", "corrupted") else [kind])]
+        files = [*paths, *map(correct_of, paths), self.folder_of(kind) / "run.json"]
         return [file.stat().st_mtime_ns if file.is_file() else 0 for file in files]
 
     def _read(self, kind: str) -> pd.DataFrame:
@@ -93,25 +93,25 @@ class Evidence:
         return _numeric(frame.astype({key: str for key in KEYS if key in frame}))
 
     @cached_property
-    def every_score(self) -> pd.DataFrame:
-        """Return all rows of the scores: also greedy answers, tasks without an expert and plain text."""
+    def all_scores(self) -> pd.DataFrame:
+        """Return all scores, including greedy answers, tasks without an expert and plain text."""
         return _with_trainings(self._read("scores"), self._read("expert_seeds"))
 
     @property
-    def own_tasks(self) -> list[str]:
-        """Return the tasks that an expert has, answered by likelihood where answers are words."""
-        scores = self.every_score
-        own = dict.fromkeys(select(scores, {"method": "expert", "setting": ""})["task"])
-        return [task for task in own if not task.endswith(GREEDY)]
+    def expert_tasks(self) -> list[str]:
+        """Return the tasks that have an expert, without the greedy answers to them."""
+        experts = select(self.all_scores, {"method": "expert", "setting": ""})
+        tasks = dict.fromkeys(experts["task"])
+        return [task for task in tasks if not task.endswith(GREEDY)]
 
     def record(self, kind: str) -> dict[str, Any]:
         """Return the run record of one kind, with or without the ending of a measured one."""
-        return read_json(self.beside(kind) / "run.json")
+        return read_json(self.folder_of(kind) / "run.json")
 
     def settings(self, study: str = "") -> dict[str, Any]:
         """Return the resolved settings of the scores or of a study; empty if not run."""
         name = f"{study}.settings.json" if study else "settings.json"
-        return read_json(self.beside(study or "scores") / name)
+        return read_json(self.folder_of(study or "scores") / name)
 
     def machine(self, kind: str) -> str:
         """Return the machine of a measured kind; empty for files that depend on none."""
@@ -120,12 +120,12 @@ class Evidence:
 
     @property
     def inputs(self) -> str:
-        """Return what its models are shown: texts or images."""
+        """Return the models' kind of input: texts or images."""
         return "texts" if self.role == paper.REAL or self.pool in paper.TEXT_TASKS else "images"
 
     @property
     def was_run(self) -> bool:
-        """Return True if there is at least one score."""
+        """Return True if any scores exist."""
         return not self.table("scores").empty
 
     @cached_property
@@ -133,10 +133,10 @@ class Evidence:
         """Return the pool's tasks: those with scores, else the suite's, else the paper's."""
         scored = list(dict.fromkeys(self.table("scores")["task"]))
         first = int(self.pool) if self.pool.isdigit() else None
-        sets = {paper.REAL: paper.texts(), paper.VISION: paper.photos()}
-        known = paper.TEXT_TASKS.get(self.pool) or sets.get(self.role)
-        if known is not None:
-            return [task for task in list(known)[:first] if task in scored or not scored]
+        real_sets = {paper.REAL: paper.TEXT_SETS, paper.VISION: paper.IMAGE_SETS}
+        ordered = paper.TEXT_TASKS.get(self.pool) or real_sets.get(self.role)
+        if ordered is not None:
+            return [task for task in list(ordered)[:first] if task in scored or not scored]
         facts = suite_record(self.suite, self.folder)
         listed = [task["task"] for task in facts.get("tasks", [])] or list(paper.TASKS)
         if scored:
@@ -144,7 +144,7 @@ class Evidence:
         return facts.get("pools", {}).get(self.pool) or listed[:first]
 
     @property
-    def shown(self) -> str:
+    def shown_task(self) -> str:
         """Return the task shown sample by sample, as the paper shows Stanford Cars."""
         tasks = self.table("similarity")["task"]
         return "" if tasks.empty else str(tasks.iloc[0])
@@ -155,30 +155,31 @@ class Evidence:
         for task in self.tasks:
             cosines, accuracies = [], []
             for side in (left, right):
-                own = select(self.table("alignment"), side | {"task": task})
-                seed = {"task": task, "seed": own["seed"].iloc[0] if len(own) else None}
-                cosines.append(estimate(own, "cosine"))
-                accuracies.append(estimate(select(self.table("scores"), side | seed)))
+                aligned = select(self.table("alignment"), side | {"task": task})
+                seed = aligned["seed"].iloc[0] if len(aligned) else None
+                cosines.append(estimate(aligned, "cosine"))
+                scores = select(self.table("scores"), side | {"task": task, "seed": seed})
+                accuracies.append(estimate(scores))
             if all(cosines) and all(accuracies):
                 rows.append((task, *lead(*cosines), *lead(*accuracies)))
         columns = ["task", "cosine", "cosine_noise", "accuracy", "accuracy_noise"]
         return pd.DataFrame(rows, columns=columns)
 
     def title(self, task: str) -> str:
-        """Return how a column or axis names a task: the paper's name where it has one."""
+        """Return the title of a task's column or axis: the paper's name if it has one."""
         facts = suite_record(self.suite, self.folder).get("tasks", [])
-        named = {one["task"]: one.get("paper_name") for one in facts}
-        return paper.title_of(task) or named.get(task) or task
+        paper_names = {fact["task"]: fact.get("paper_name") for fact in facts}
+        return paper.title_of(task) or paper_names.get(task) or task
 
 
 def read_scores(path: Path) -> pd.DataFrame:
-    """Read a file of rows, and which test rows were right where `.correct.csv` is next to it."""
+    """Read a scores file, with the correct test rows if `.correct.csv` is next to it."""
     scores, correct = _rows(path), correct_of(path)
     return with_correct(scores, _rows(correct), correct) if correct.is_file() else scores
 
 
 def correct_of(path: Path) -> Path:
-    """Return the file that says which test rows of a file of scores were right."""
+    """Return the file with the correct test rows of a scores file."""
     return path.with_suffix(".correct.csv")
 
 
@@ -195,7 +196,7 @@ def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_clean(damaged: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of damaged samples after the same models' clean ones, where the study has none."""
+    """Return the rows of damaged samples, preceded by clean ones if the study has none."""
     names = ["upstream", "method", "setting", "seed"]
     wanted = damaged[names].drop_duplicates()
     mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
@@ -204,22 +205,22 @@ def _with_clean(damaged: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([clean.reindex(columns=damaged.columns), damaged], ignore_index=True)
 
 
-def _with_trainings(scores: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
+def _with_trainings(scores: pd.DataFrame, retrained: pd.DataFrame) -> pd.DataFrame:
     """Return the scores with a column for each further training of the experts; NaN: not run."""
     keys = ["upstream", "method", "setting", "seed", "task", "metric"]
-    for training, rows in again.groupby("expert_seed"):
+    for training, rows in retrained.groupby("expert_seed"):
         values = rows.set_index(keys)["value"].rename(f"{TRAINED}{training}")
         scores = scores.join(values, on=keys)
     return scores
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON file as a dictionary; empty where there is none."""
+    """Return a JSON file as a dictionary; empty without the file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def suite_record(suite: str, folder: Path | None = None) -> dict[str, Any]:
-    """Return what suite.json says about the tasks of a suite."""
+    """Return the content of a suite's suite.json."""
     return read_json((folder or results_folder(suite)) / "suite.json")
 
 

@@ -1,4 +1,4 @@
-"""The style of all drawings: readable in grey and on a phone, the same bytes for the same data."""
+"""Style of all figures: readable in grey and on a phone, the same bytes for the same data."""
 
 import io
 import re
@@ -39,7 +39,7 @@ NAMES = {
     "base": "base", "merged": "merged", "featcal": "FeatCal", "expert": "expert", "surgery": "Surgery",
     "prob_surgery": "ProbSurgery",
 }  # fmt: skip
-# looks of what calibrates in plots of several methods; distinct in grey too
+# styles of calibration methods in plots of several methods; distinct in grey too
 CURVES: dict[str, dict[str, Any]] = {
     method: {"color": COLOURS[method], "marker": marker, "label": NAMES[method]}
     for method, marker in (("featcal", "^"), ("surgery", "o"), ("prob_surgery", "s"))
@@ -58,7 +58,7 @@ def drawing() -> Iterator[None]:
 
 @contextmanager
 def one_panel(height: float) -> Iterator[tuple[Figure, Axes]]:
-    """Yield a figure of one panel, so many inches high, in the style of this report."""
+    """Yield a figure of one panel in the style of this report. height: in inches."""
     with drawing():
         figure = Figure(figsize=(WIDTH, height))
         yield figure, figure.add_subplot()
@@ -66,18 +66,18 @@ def one_panel(height: float) -> Iterator[tuple[Figure, Axes]]:
 
 @contextmanager
 def stacked(panels: int, height: float, **shape: Any) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Yield a figure of panels below each other, so many inches high in all, in the same style."""
+    """Yield a figure of panels below each other in the same style. height: of all, in inches."""
     with drawing():
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         yield figure, list(figure.subplots(panels, squeeze=False, **shape)[:, 0])
 
 
-def legend(axes: Axes, columns: int, below: bool = False, **more: Any) -> None:
+def legend(axes: Axes, columns: int, below: bool = False, **options: Any) -> None:
     """Put the legend above the axes, or below them."""
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+    position = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
     if not below:
-        place = {"loc": "lower center", "bbox_to_anchor": (0.4, 1.0)}
-    axes.legend(ncols=columns, handletextpad=0.4, columnspacing=1.1, **place, **more)
+        position = {"loc": "lower center", "bbox_to_anchor": (0.4, 1.0)}
+    axes.legend(ncols=columns, handletextpad=0.4, columnspacing=1.1, **position, **options)
 
 
 def svg(figure: Figure) -> str:
@@ -87,8 +87,8 @@ def svg(figure: Figure) -> str:
         figure.savefig(out, format="svg", bbox_inches="tight", **same)
         text = out.getvalue()
 
-    def rounded(place: re.Match[str]) -> str:
-        return re.sub(r"(\.\d\d)\d+", r"\1", " ".join(place[0].split()))
+    def rounded(match: re.Match[str]) -> str:
+        return re.sub(r"(\.\d\d)\d+", r"\1", " ".join(match[0].split()))
 
     text = re.sub(r'\b[dxy]="[^"]*"|translate\([^)]*\)', rounded, text)
     text = re.sub(r"<use [^>]*>", lambda use: re.sub(r'(\b[xy]="-?\d+\.\d)\d', r"\1", use[0]), text)
@@ -96,7 +96,7 @@ def svg(figure: Figure) -> str:
     return re.sub(r">\s+<", "><", text.replace("DejaVuSans-", "g-"))
 
 
-def depth(block: str) -> int:
+def block_order(block: str) -> int:
     """Return the key that puts blocks in forward order."""
     return {"embeddings": -1, "features": 10**6}.get(block) if block in INSIDE else int(block)  # type: ignore[return-value]
 
@@ -111,15 +111,15 @@ SIZE = 11.0  # of a letter, points
 LETTER = 0.66  # of a letter on average, in sizes
 MARK = 6.0  # half the side of a mark, points
 AIR = 1.5  # between a name and other names or marks, points
-# how far from its mark a name may be, points; beyond the first, a line leads to it
+# distances of a label from its mark to try, points; beyond the first, a line leads to it
 REACHES = (0.0, 9.0, 18.0, 30.0, 45.0, 60.0)
 LEADER = {"arrowstyle": "-", "color": "#777777", "lw": 0.7, "shrinkA": 0, "shrinkB": 5}
 
 
-def specks(
+def draw_dots(
     axes: Axes, x: Sequence[float], y: Sequence[float], diameter: float, **look: Any
 ) -> None:
-    """Draw round spots as one path of strokes without length, a few bytes each."""
+    """Draw dots as one path of zero-length strokes, a few bytes each."""
     spots = np.repeat(np.column_stack([x, y]), 2, axis=0)
     path = Path(spots, np.tile([Path.MOVETO, Path.LINETO], len(spots) // 2))
     path.should_simplify = False  # which would drop strokes without length
@@ -127,28 +127,29 @@ def specks(
     axes.autoscale_view()
 
 
-def named(
+def label_marks(
     axes: Axes,
     points: Mapping[str, tuple[float, float]],
     others: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """Write a name next to each mark, in the nearest free place, once everything is drawn."""
-    axes.autoscale_view()  # places are asked for before anything is drawn
+    """Write a label next to each mark, at the nearest free position, once everything is drawn."""
+    axes.autoscale_view()  # positions are needed before anything is drawn
     per_pixel = 72 / axes.figure.dpi  # points are the unit of offsets and letters
-    place = axes.transData.transform
+    to_pixels = axes.transData.transform
     corners = axes.transAxes.transform([(0, 0), (1, 1)]) * per_pixel
     inside: Box = tuple(corners.flatten().tolist())
-    marks = [(place(p) * per_pixel).tolist() for p in (*points.values(), *others)]
+    marks = [(to_pixels(p) * per_pixel).tolist() for p in (*points.values(), *others)]
     taken: list[Box] = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in marks]
     for (x, y), (name, point) in zip(marks, points.items(), strict=False):
-        boxes = [(r, box) for r in REACHES for box in around(x, y, LETTER * SIZE * len(name), r)]
+        width = LETTER * SIZE * len(name)
+        boxes = [(reach, box) for reach in REACHES for box in label_boxes(x, y, width, reach)]
 
-        def cost(reached: tuple[float, Box]) -> tuple[float, float]:
-            reach, box = reached
+        def cost(option: tuple[float, Box]) -> tuple[float, float]:
+            reach, box = option
             left, bottom, right, top = box
-            outside = shared(box, box) - shared(box, inside)
-            aired = (left - AIR, bottom, right + AIR, top)
-            return outside + sum(shared(aired, other) for other in taken), reach
+            outside = overlap(box, box) - overlap(box, inside)
+            padded = (left - AIR, bottom, right + AIR, top)
+            return outside + sum(overlap(padded, other) for other in taken), reach
 
         reach, box = min(boxes, key=cost)
         taken.append(box)
@@ -157,20 +158,20 @@ def named(
         axes.annotate(name, point, (box[0] - x, box[1] - y), **look, **line)
 
 
-def around(x: float, y: float, width: float, reach: float = 0.0) -> list[Box]:
+def label_boxes(x: float, y: float, width: float, reach: float = 0.0) -> list[Box]:
     """Return boxes of one line of text around a mark: corners, above, below, right and left."""
     side, middle = MARK + 2 + reach, -width / 2
     low, high = -MARK + 1 - SIZE - reach, MARK - 1 + reach
     corners = [(left, bottom) for left in (side, -side - width) for bottom in (high, low)]
-    beside = [(middle, high), (middle, low), (side, -SIZE / 2), (-side - width, -SIZE / 2)]
-    places = ((x + left, y + bottom) for left, bottom in corners + beside)
-    return [(left, bottom, left + width, bottom + SIZE) for left, bottom in places]
+    edges = [(middle, high), (middle, low), (side, -SIZE / 2), (-side - width, -SIZE / 2)]
+    offsets = ((x + left, y + bottom) for left, bottom in corners + edges)
+    return [(left, bottom, left + width, bottom + SIZE) for left, bottom in offsets]
 
 
-def shared(one: Box, other: Box) -> float:
-    """Return the area that two boxes share."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
+def overlap(box: Box, other: Box) -> float:
+    """Return the area of the overlap of two boxes."""
+    width = min(box[2], other[2]) - max(box[0], other[0])
+    height = min(box[3], other[3]) - max(box[1], other[1])
     return width * height if width > 0 and height > 0 else 0.0
 
 
@@ -178,8 +179,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-def hovering(figures: Mapping[str, "go.Figure"]) -> PageOutput:
-    """Return figures as data for the page, by the name of the static figure they replace."""
+def interactive(figures: Mapping[str, "go.Figure"]) -> PageOutput:
+    """Return figures as data for the page, each with the name of the static figure it replaces."""
     tag = '<script type="application/json" class="fc-hover" data-for="{}">{}</script>'
     data = (tag.format(escape(name), _json(figure)) for name, figure in figures.items())
     return PageOutput("".join(data), text=f"{len(figures)} figures, to be read by hovering")
@@ -199,8 +200,8 @@ def _json(figure: "go.Figure") -> str:
     return figure.to_json(engine="json").replace("</", "<\\/")
 
 
-def shown(figure: Figure | None, name: str) -> PageOutput:
-    """Return a figure as SVG, or a note that there is nothing to draw."""
+def figure_output(figure: Figure | None, name: str) -> PageOutput:
+    """Return a figure as SVG, or a note that nothing was run."""
     if figure is None:
         return PageOutput(note(f"○ not run: no {name} in the results."))
     return PageOutput(picture={"image/svg+xml": svg(figure)}, text=name)

@@ -33,8 +33,8 @@ def plain(html: str) -> str:
     """Return the text of a piece of HTML: a line per row or block, two blanks between cells."""
     lines = re.sub(r"</(tr|p|li|summary|div)>", "\n", html)
     cells = re.sub(r"</t[dh]>|<small", r"  \g<0>", lines)
-    words = unescape(re.sub(r"<[^>]+>", "", cells))
-    return "\n".join(line.strip() for line in words.splitlines() if line.strip())
+    text = unescape(re.sub(r"<[^>]+>", "", cells))
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def table(head: Sequence[str], rows: Iterable[TableRow], caption: str, kind: str = "") -> str:
@@ -52,27 +52,27 @@ def table(head: Sequence[str], rows: Iterable[TableRow], caption: str, kind: str
 def _row(row: TableRow, names: Sequence[str]) -> str:
     """Return a row; its cells have the names of their columns where rows are stacked."""
     look, (first, *cells) = row if isinstance(row, tuple) else ("", row)
-    named = [f' data-name="{name}"' for name in names] if any(names) else [""] * len(cells)
-    pairs = zip(named, cells, strict=True)
+    attributes = [f' data-name="{name}"' for name in names] if any(names) else [""] * len(cells)
+    pairs = zip(attributes, cells, strict=True)
     tds = (cell if cell.startswith("<td") else f"<td{name}>{cell}</td>" for name, cell in pairs)
     return f'<tr class="{look}"><th scope="row">{first}</th>{"".join(tds)}</tr>'
 
 
-def listed(
+def tabulate(
     head: Sequence[str], rows: Sequence[TableRow], caption: str, kind: str = "", missing: str = ""
 ) -> PageOutput:
-    """Return a table of a page, or a note on what is missing where there is no row."""
+    """Return a table of a page, or a note that names what was not run if there is no row."""
     if not rows:
         return PageOutput(note(f"○ not run: {missing}."))
     return PageOutput(table(head, rows, caption, kind))
 
 
 def fold(summary: str, body: str) -> str:
-    """Return something one click away."""
+    """Return a summary that opens its body on a click."""
     return f'<details class="fc-fold"><summary>{summary}</summary>{body}</details>'
 
 
-def printed(html: str) -> PageOutput:
+def folded(html: str) -> PageOutput:
     """Return a table of the paper, one click away."""
     return PageOutput(fold("The paper’s own values", html))
 
@@ -100,7 +100,7 @@ def link(href: str, text: str) -> str:
 
 
 def compact(value: float) -> str:
-    """Return a setting as one reads it: 0.05, 256, and 10⁻⁶ for what would be 1e-06."""
+    """Return a setting as people write it: 0.05, 256, and 10⁻⁶ in place of 1e-06."""
     mantissa, _, exponent = f"{value:g}".partition("e")
     if not exponent:
         return mantissa
@@ -116,15 +116,15 @@ def arrow(change: float) -> str:
     return f'<span class="{"fc-up" if change > 0 else "fc-down"}">{"↑" if change > 0 else "↓"}{shown}</span>'
 
 
-def averaged(value: Estimate | None) -> str:
+def mean_cell(value: Estimate | None) -> str:
     """Return a mean, or a dash."""
     return f"{value.mean:.1f}" if value else "–"
 
 
-def estimated(value: Estimate | None) -> str:
+def estimate_cell(value: Estimate | None) -> str:
     """Return a mean with its spread over seeds, if they differ, or a dash."""
     spread = f" <small>sd {value.spread:.1f}</small>" if value and value.spread else ""
-    return averaged(value) + spread
+    return mean_cell(value) + spread
 
 
 def margin(left: Estimate | None, right: Estimate | None) -> str:
@@ -141,8 +141,8 @@ def change(left: Estimate | None, right: Estimate | None) -> str:
     if left is None or right is None:
         return "–"
     gap, room = lead(left, right)
-    said = f"{round(gap, 1) + 0.0:+.1f} ± {room:.1f}"
-    return "no change" if said == "+0.0 ± 0.0" else said
+    text = f"{round(gap, 1) + 0.0:+.1f} ± {room:.1f}"
+    return "no change" if text == "+0.0 ± 0.0" else text
 
 
 def matrices(named: Mapping[str, ArrayLike], digits: int = 2) -> PageOutput:
@@ -169,7 +169,7 @@ def _formula(values: np.ndarray, digits: int) -> str:
     return rf"\begin{{bmatrix}} {body} \end{{bmatrix}}"
 
 
-def numbers(head: Sequence[str], rows: Mapping[str, Sequence[float]], caption: str) -> PageOutput:
-    """Return a small table: a name and its numbers in every row."""
-    lines = [[name, *(f"{v:.3f}" for v in _rounded(row, 3))] for name, row in rows.items()]
-    return listed(head, lines, caption)
+def value_table(head: Sequence[str], values: Mapping[str, ArrayLike], caption: str) -> PageOutput:
+    """Return a small table with a name and its values in every row."""
+    rows = [[name, *(f"{v:.3f}" for v in _rounded(row, 3))] for name, row in values.items()]
+    return tabulate(head, rows, caption)

@@ -1,4 +1,4 @@
-"""Show the paper's claims on a page, and the line on where its numbers come from."""
+"""Show the paper's claims on a page, and the line with the page's result files and commits."""
 
 import math
 import re
@@ -11,36 +11,34 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report import paper
-from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
+from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, means_text
 from reproduction.report.evidence import MEASURED, read_json, results_folder
-from reproduction.report.html import PageOutput, TableRow, chip, link, listed, note, plain, table
+from reproduction.report.html import PageOutput, TableRow, chip, link, note, plain, table, tabulate
 from reproduction.report.verdicts import DECIDED, WORDS, Verdict, Verdicts, judged
 
 BOTH = "Printed settings; tuned: only FeatCal, on validation rows"
 SHOWN = 3  # commits that provenance names
-PAGES = ("table", "figure", "theory")  # kinds of places that have a page each
-# places whose own pages list their claims, with what was measured
+PAGES = ("table", "figure", "theory")  # kinds of locations with a page each
+# locations whose own pages list their claims with measured values
 LISTED = ("figure", "theory", "table05", "table06", "table12", "table13", "table14")
 ReadTable = Callable[..., pd.DataFrame]
 
 
-def verdicts(place: str, suite: str) -> PageOutput:
+def verdicts(location: str, suite: str) -> PageOutput:
     """Return the paper's claims about one of its tables or figures, with verdicts by source."""
-    chosen = [claim for claim in claims() if claim.place == place]
+    chosen = [claim for claim in claims() if claim.location == location]
     return PageOutput(verdict_table(chosen, judged(suite, chosen), "The paper’s claims"))
 
 
 def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
-    """Return one line: result files, what the image model is, commit, machine, and the command that
-    makes the page again.
-    """
+    """Return a line with result files, image model, commit, machine and the page's command."""
     root = results_folder(suite)
-    named, roles, commits, machines = [], set(), set(), set()
+    links, roles, commits, machines = [], set(), set(), set()
     for read in reads:
         kind = read.partition("/")[0]
         file = f"{read}/{kind}.csv"
-        there = (root / file).is_file()
-        named.append(link(f"../results/{suite}/{file}", read) if there else f"<code>{read}</code>")
+        exists = (root / file).is_file()
+        links.append(link(f"../results/{suite}/{file}", read) if exists else f"<code>{read}</code>")
         for record in sorted((root / read).glob("**/run.json")):
             run = read_json(record)
             roles.add(record.parent.name.partition("-")[0])
@@ -48,11 +46,11 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
             host = run.get("host", {})
             machines.update(host[part] for part in ("cpu", "gpu") if part in host)
     base = paper.VISION_BASE.get(suite) if paper.VISION in roles else None
-    parts = [", ".join(named), *([base] if base else [])]
-    several = len(commits) > SHOWN
-    shown = sorted(one for one in commits if one.endswith("+") or not several)
-    made = [f"{len(commits)} commits"] if several else []
-    made += [f"commit {escape(', '.join(shown))}"] if shown else []
+    parts = [", ".join(links), *([base] if base else [])]
+    many = len(commits) > SHOWN
+    listed_commits = sorted(commit for commit in commits if commit.endswith("+") or not many)
+    made = [f"{len(commits)} commits"] if many else []
+    made += [f"commit {escape(', '.join(listed_commits))}"] if listed_commits else []
     parts += made or ["not run"]
     parts += [escape(", ".join(sorted(machines)))] if machines else []
     parts += [f"<code>dvc repro page@{page}</code>", link(f"../notebooks/{page}.ipynb", "source")]
@@ -60,20 +58,24 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
     return PageOutput(note(" · ".join(parts)))
 
 
-def counts(found: list[Verdict | None]) -> str:
+def counts(verdicts: list[Verdict | None]) -> str:
     """Return chips with the number of verdicts of each kind."""
-    number = Counter(verdict.word for verdict in found if verdict)
-    run = (word for word in WORDS if number[word])
-    chips = (f'<span class="fc-count">{chip(word)} {number[word]}</span>' for word in run)
+    counted = Counter(verdict.word for verdict in verdicts if verdict)
+    kinds = (word for word in WORDS if counted[word])
+    chips = (f'<span class="fc-count">{chip(word)} {counted[word]}</span>' for word in kinds)
     return " ".join(chips) or "–"
 
 
-def tally(found: Verdicts) -> PageOutput:
-    """Count verdicts on all claims by source: of headline claims by group, of theorems, and of all."""
+def tally(verdicts: Verdicts) -> PageOutput:
+    """Count verdicts by source: on headline claims by group and in all, and on all claims."""
 
     def cells(chosen: list[bool], shown: Callable[[list[Verdict | None]], str]) -> list[str]:
-        own = ([[*compress(one, chosen)] for one in column] for column in found.values())
-        return [_both([*map(shown, column)]) for column in own]
+        texts = []
+        for column in verdicts.values():
+            printed, *others = (shown([*compress(judged, chosen)]) for judged in column)
+            tuned = (f"<small>tuned: {text}</small>" for text in others if text != printed)
+            texts.append("".join([printed, *tuned]))
+        return texts
 
     headline, every = [claim.headline for claim in claims()], [True for _ in claims()]
     of = {group: [claim.group == group for claim in claims()] for group in GROUPS}
@@ -82,84 +84,81 @@ def tally(found: Verdicts) -> PageOutput:
     rows.append(("fc-total", [f"all claims, {len(every)}", *cells(every, counts)]))
     fragile = "decided by less than three standard errors"
     rows.append(("fc-total", [fragile, *cells(every, _fragile)]))
-    head = ["Claims", *(source.title for source in found)]
-    return listed(head, rows, f"Verdicts counted. {BOTH}.", "fc-words")
+    head = ["Claims", *(source.title for source in verdicts)]
+    return tabulate(head, rows, f"Verdicts counted. {BOTH}.", "fc-words")
 
 
-def _both(cells: list[str]) -> str:
-    """Return what is shown at the printed settings, and small what differs at the tuned ones."""
-    tuned = [f"<small>tuned: {cell}</small>" for cell in cells[1:] if cell != cells[0]]
-    return "".join([cells[0], *tuned])
-
-
-def _fragile(found: list[Verdict | None]) -> str:
+def _fragile(verdicts: list[Verdict | None]) -> str:
     """Return how many decided verdicts would not be decided at three standard errors."""
-    decided = [verdict for verdict in found if verdict and verdict.word in DECIDED]
+    decided = [verdict for verdict in verdicts if verdict and verdict.word in DECIDED]
     return f"{sum(verdict.fragile for verdict in decided)} of {len(decided)}"
 
 
-def board(found: Verdicts) -> PageOutput:
+def board(verdicts: Verdicts) -> PageOutput:
     """List all claims in the order of claims.yaml, for the filter of book/_static/filter.js."""
-    return PageOutput(verdict_table(claims(), found, "All claims", "fc-claims fc-filtered", True))
+    html = verdict_table(claims(), verdicts, "All claims", "fc-claims fc-filtered", True)
+    return PageOutput(html)
 
 
-def place_link(place: str) -> str:
-    """Name a place of the paper, such as "Table 1", with a link to its page where it has one."""
-    kind = place.rstrip("0123456789")
-    name = " ".join([kind.title(), *(str(int(n)) for n in [place[len(kind) :]] if n)])
-    return f'<a href="{place}.html">{name}</a>' if kind in PAGES else name
+def location_link(location: str) -> str:
+    """Return the name of a location such as "Table 1", with a link to its page if it has one."""
+    kind = location.rstrip("0123456789")
+    name = " ".join([kind.title(), *(str(int(n)) for n in [location[len(kind) :]] if n)])
+    return f'<a href="{location}.html">{name}</a>' if kind in PAGES else name
 
 
 def verdict_table(
     chosen: Sequence[Claim],
-    found: Verdicts,
+    verdicts: Verdicts,
     caption: str,
     kind: str = "fc-claims",
     whole: bool = False,
 ) -> str:
-    """List claims with the paper's numbers, and verdicts and what was measured by source, if any.
+    """List claims with the paper's numbers, and the verdict and measured values of each source.
 
-    The whole list leaves what was measured to the pages that list their own claims.
+    The whole list omits measured values where a claim's own page lists them.
     """
-    run = {source: column for source, column in found.items() if any(column[0])}
-    head = ["Claim", "The paper’s numbers", *(source.title for source in run)]
-    columns = [zip(*column, strict=True) for column in run.values()]
+    columns_run = {source: column for source, column in verdicts.items() if any(column[0])}
+    head = ["Claim", "The paper’s numbers", *(source.title for source in columns_run)]
+    columns = [zip(*column, strict=True) for column in columns_run.values()]
     rows = []
-    for claim, *own in zip(chosen, *columns, strict=True):
+    for claim, *row in zip(chosen, *columns, strict=True):
         where = linked_source(claim) if whole else escape(claim.source)
         printed = escape(paper_says(claim)) + (f" ({paper.DOUBTS})" if in_doubt(claim) else "")
-        words = dict.fromkeys(one[0].word for one in own if one[0])
-        look = " ".join(f"fc-is-{word.replace(' ', '-')}" for word in words)
-        cells = [_cell(claim, one, whole) for one in own]
+        kinds = dict.fromkeys(at_settings[0].word for at_settings in row if at_settings[0])
+        classes = " ".join(f"fc-is-{word.replace(' ', '-')}" for word in kinds)
+        cells = [_cell(claim, at_settings, whole) for at_settings in row]
         sentence = f"{escape(claim.sentence)}<small>{where}</small>"
-        rows.append((look, [sentence, printed or "–", *cells]))
+        rows.append((classes, [sentence, printed or "–", *cells]))
     return table(head, rows, f"{caption}. {BOTH}; ¹ one seed; ○ not run.", kind)
 
 
 def linked_source(claim: Claim) -> str:
-    """Return where the paper says a claim, with a link to the page of its table or figure."""
-    named, source = place_link(claim.place), escape(claim.source)
-    linked, times = re.subn(rf"\b{plain(named)}\b", named, source, count=1)
-    return linked if times else named.replace(plain(named), source)
+    """Return the source of a claim in the paper, with a link to the page of its table or figure."""
+    page_link, source = location_link(claim.location), escape(claim.source)
+    linked, count = re.subn(rf"\b{plain(page_link)}\b", page_link, source, count=1)
+    return linked if count else page_link.replace(plain(page_link), source)
 
 
-def _cell(claim: Claim, found: Sequence[Verdict | None], short: bool) -> str:
-    """Show the verdict of one source at the printed settings, and small another at the tuned ones."""
-    first, *others = found
+def _cell(claim: Claim, verdicts: Sequence[Verdict | None], short: bool) -> str:
+    """Return a source's verdict at the printed settings, and the tuned one if it differs."""
+    first, *others = verdicts
     if first is None:
         return ""
     parts, whole = len(first.claim.parts), len(claim.parts)
     partly = 0 < parts < whole and first.word != "not run"
     only = f"<small>here: {parts} of {whole}</small>" if partly else ""
-    shown = verdict_chip(first)
-    if not (short and claim.place.startswith(LISTED)):
-        shown += f"<br>{measured(first, short)}{only}"
-    differ = [one for one in others if one and claim.has_settings and one.word != first.word]
-    return shown + "".join(f"<small>tuned: {verdict_chip(one)}</small>" for one in differ)
+    cell = verdict_chip(first)
+    if not (short and claim.location.startswith(LISTED)):
+        cell += f"<br>{measured(first, short)}{only}"
+    for tuned in others if claim.has_settings else ():
+        if tuned and tuned.word != first.word:
+            cell += f"<small>tuned: {verdict_chip(tuned)}</small>"
+    return cell
 
 
 def verdict_chip(verdict: Verdict) -> str:
-    """Return a verdict as a chip, with its direction if measured once, or a mark for a single seed."""
+    """Return a verdict as a chip, with its direction if measured once, or a mark for one seed."""
     if verdict.word == "one run":
         return chip(verdict.word, "as claimed" if verdict.met else "not as claimed")
     if verdict.word == "not run":
@@ -176,8 +175,8 @@ def measured(verdict: Verdict, short: bool = False) -> str:
     if short and verdict.word == "not run":
         return ""
     if short and rest:
-        several = verdict.claim.over or verdict.claim.each
-        return detail.replace(f" {verdict.claim.unit}", "") if several else detail
+        counted = verdict.claim.over or verdict.claim.each
+        return detail.replace(f" {verdict.claim.unit}", "") if counted else detail
     if math.isnan(verdict.margin):
         return detail
     digits = DIGITS.get(verdict.claim.measure, 3)
@@ -201,59 +200,62 @@ def paper_says(claim: Claim) -> str:
     if not is_printed(claim):
         return claim.paper
 
-    def words(read: ReadTable) -> str:
+    def text(read: ReadTable) -> str:
         if claim.over or claim.each:
             met = [paper_margin(part, read) > 0 for part in printed_parts(claim)]
             return f"{sum(met)} of {len(met)} {claim.unit}"
-        return in_words(claim.kind, [_value(claim, side, read) for _, side in claim.terms])
+        means = [_printed_value(claim, side, read) for _, side in claim.terms]
+        return means_text(claim.kind, means)
 
-    said, fixed = words(paper.paper_table), words(paper.corrected_table)
-    return said if said == fixed else f"{said} as printed, {fixed} corrected"
+    printed, fixed = text(paper.paper_table), text(paper.corrected_table)
+    return printed if printed == fixed else f"{printed} as printed, {fixed} corrected"
 
 
 def paper_margin(claim: Claim, read: ReadTable = paper.paper_table) -> float:
     """Return by how much the paper's averages meet a claim about single models."""
-    return sum(weight * _value(claim, side, read) for weight, side in claim.terms) - claim.by
+    terms = (weight * _printed_value(claim, side, read) for weight, side in claim.terms)
+    return sum(terms) - claim.by
 
 
 def printed_parts(claim: Claim) -> list[Claim]:
     """Return one claim about each experiment, model and task."""
-    found = []
+    parts = []
     for part in list(claim.parts.values()) or [claim]:
         if part.each:
-            tasks = paper.paper_row(*_place(part, part.terms[0][1])[0]).index.drop(paper.AVERAGE)
-            found += [part.of(task) for task in tasks if part.is_about(task)]
+            row, _ = _printed_cell(part, part.terms[0][1])
+            tasks = paper.paper_row(*row).index.drop(paper.AVERAGE)
+            parts += [part.for_value(task) for task in tasks if part.includes(task)]
         else:
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
 def in_doubt(claim: Claim) -> list[str]:
-    """Return why printed cells behind a claim are in doubt, where no correction is known."""
-    found: dict[str, None] = {}
-    for one in printed_parts(claim) if is_printed(claim) else []:
-        for _, side in one.terms:
-            (number, *row, model, _), column = _place(one, side)
+    """Return why printed cells that a claim uses are in doubt, where no correction is known."""
+    reasons: dict[str, None] = {}
+    for part in printed_parts(claim) if is_printed(claim) else []:
+        for _, side in part.terms:
+            (number, *row, model, _), column = _printed_cell(part, side)
             for entry in paper.errata():
                 # of a change the arrow is wrong, not the value
                 doubted = set(entry.cells) - {*entry.corrected} if entry.kind != "change" else ()
-                here = entry.table == number and entry.row == row and entry.model in ("", model)
-                if here and column in doubted:
-                    found[f"Table {int(number[-2:])}: {entry.reason}"] = None
-    return list(found)
+                same_row = entry.table == number and entry.row == row and entry.model in ("", model)
+                if same_row and column in doubted:
+                    reasons[f"Table {int(number[-2:])}: {entry.reason}"] = None
+    return list(reasons)
 
 
-def _place(claim: Claim, side: dict[str, Any]) -> tuple[tuple[str, ...], str]:
-    """Return the printed row of one side, as `paper_row` asks for it, and the column there."""
-    place = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
-    own = claim.table and place == (claim.role, claim.pool)
-    number = claim.table if own else (paper.PRINTED | paper.TEXT_PRINTED)[place]
+def _printed_cell(claim: Claim, side: dict[str, Any]) -> tuple[tuple[str, ...], str]:
+    """Return the printed row of one side, as arguments of `paper_row`, and its column."""
+    experiment = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
+    is_own_table = claim.table and experiment == (claim.role, claim.pool)
+    number = claim.table if is_own_table else (paper.PRINTED | paper.TEXT_PRINTED)[experiment]
     upstream, method = str(side["upstream"]), str(side["method"])
     domain = str(side.get("setting", "")) if method == "expert" else ""  # an expert's own row
     column = str((claim.where | side).get("task", paper.AVERAGE))
-    return (number, upstream, method, paper.PAPER_MODELS[place[0]], domain), column
+    return (number, upstream, method, paper.PAPER_MODELS[experiment[0]], domain), column
 
 
-def _value(claim: Claim, side: dict[str, Any], read: ReadTable) -> float:
-    row, column = _place(claim, side)
+def _printed_value(claim: Claim, side: dict[str, Any], read: ReadTable) -> float:
+    row, column = _printed_cell(claim, side)
     return float(paper.paper_row(*row, read=read)[column])

@@ -1,4 +1,4 @@
-"""The paper's own numbers, exactly as printed, and what cannot be right in them."""
+"""The values that the paper prints, and their errata."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,8 @@ def packaged(name: str) -> Any:
 
 
 TASKS, TEXT_TASKS = packaged("tasks.yaml")["images"], packaged("tasks.yaml")["texts"]
-_TITLES = TASKS | {task: name for own in TEXT_TASKS.values() for task, name in own.items()}
+TEXT_SETS, IMAGE_SETS = packaged("texts.yaml"), packaged("photos.yaml")  # of the real models
+_TITLES = TASKS | {task: name for pool in TEXT_TASKS.values() for task, name in pool.items()}
 _COLUMNS = {printed: task for task, printed in _TITLES.items()} | {"Avg.": AVERAGE}
 _WORDS = {
     "simple_averaging": "average", "pretrained": "base", "finetuned": "expert", "probsurgery": "prob_surgery",
@@ -53,7 +54,7 @@ PAPER_NAMES = {
     "flan_t5_base": "FLAN-T5-base", "flan_t5_large": "FLAN-T5-large", "llama_3b": "Llama-3.2-3B-Instruct",
     "llama_8b": "Llama-3.1-8B-Instruct",
 }  # fmt: skip
-# how the printed tables name what plays each role
+# names of the roles' models in the printed tables
 PAPER_MODELS = {role: name.lower().replace("/", "") for role, name in PAPER_NAMES.items()}
 TEXT_SIZES = {
     "flan_t5_base": "Smaller T5", "flan_t5_large": "Larger T5", "llama_3b": "Smaller Llama", "llama_8b": "Larger Llama",
@@ -64,26 +65,16 @@ PAPER_SETTINGS = {
 }  # fmt: skip
 
 
-def texts() -> dict[str, dict[str, Any]]:
-    """Return the text sets of MiniLM in the order of its pools."""
-    return packaged("texts.yaml")
-
-
-def photos() -> dict[str, dict[str, Any]]:
-    """Return the image sets of the real image model."""
-    return packaged("photos.yaml")
-
-
 @cache
 def paper_table(table: str, model: str = "") -> pd.DataFrame:
-    """Return one table of the paper with our names. model: whose rows, where it has two."""
+    """Return one table of the paper with our names. model: one model's rows of a joint table."""
     path = files("reproduction.report").joinpath("paper_tables", f"{table}.csv")
-    words = {"model": str, "upstream": str, "method": str}
+    dtypes = {"model": str, "upstream": str, "method": str}
     with path.open(encoding="utf-8") as text:
-        frame = pd.read_csv(text, dtype=words, keep_default_na=False)
-    for word in ("upstream", "method"):
-        if word in frame:
-            frame[word] = frame[word].replace(_WORDS)
+        frame = pd.read_csv(text, dtype=dtypes, keep_default_na=False)
+    for column in ("upstream", "method"):
+        if column in frame:
+            frame[column] = frame[column].replace(_WORDS)
     if "method" in frame:
         alone = frame["method"].str.endswith("_expert")  # of one domain, in Table 14
         frame["setting"] = frame["method"].str.removesuffix("_expert").where(alone, "")
@@ -103,30 +94,25 @@ def paper_row(
     setting: str = "",
     read: Callable[..., pd.DataFrame] = paper_table,  # or corrected_table
 ) -> pd.Series:
-    """Return one printed row by task, of a domain's expert by setting; empty where there is none."""
+    """Return one printed row by task, empty if not printed. setting: the domain of an expert."""
     frame = read(table, model)
-    here = (frame["upstream"] == upstream) & (frame["method"] == method)
-    return frame[here & (frame["setting"] == setting)].set_index("task")["value"]
-
-
-def paper_value(table: str, upstream: str, method: str, task: str = AVERAGE) -> float | None:
-    """Return one printed cell of a table about a single model, or None."""
-    return paper_row(table, upstream, method).get(task)
+    matches = (frame["upstream"] == upstream) & (frame["method"] == method)
+    return frame[matches & (frame["setting"] == setting)].set_index("task")["value"]
 
 
 def title_of(task: str) -> str:
     """Return the heading of a task's column; empty for a task that the paper lacks."""
-    return _TITLES.get(task) or (texts() | photos()).get(task, {}).get("name", "")
+    return _TITLES.get(task) or (TEXT_SETS | IMAGE_SETS).get(task, {}).get("name", "")
 
 
 def place_name(role: str, pool: str) -> str:
-    """Return how pages call an experiment: by tasks and size, or by the language model."""
+    """Return the name of an experiment on pages: tasks and size, or the language model."""
     sizes = SIZES | {VISION: "real images"}
     return f"{pool} tasks, {sizes[role]}" if role in sizes else TEXT_SIZES[role]
 
 
 def model_name(role: str, suite: str) -> str:
-    """Return how titles call a model: the paper's, or what takes its role."""
+    """Return the name of a model in titles: the paper's, or the model in its role."""
     if role in REAL_NAMES:
         return REAL_NAMES[role]
     name = PAPER_NAMES[role]
@@ -135,7 +121,7 @@ def model_name(role: str, suite: str) -> str:
 
 
 def model_title(role: str, suite: str) -> str:
-    """Return the same for the beginning of a heading."""
+    """Return the capitalised name of a model, for headings."""
     name = model_name(role, suite)
     return name[0].upper() + name[1:]
 
@@ -150,9 +136,9 @@ class Erratum:
     row: list[str]  # upstream and method
     cells: list[str]  # tasks or "average"
     reason: str
-    corrected: dict[str, float] = field(default_factory=dict)  # what fits, where it is known
+    corrected: dict[str, float] = field(default_factory=dict)  # by cell, where it is known
     model: str = ""  # where a table has two
-    facts: str = ""  # what other printed cells say
+    facts: str = ""  # evidence from other printed cells
 
 
 @cache

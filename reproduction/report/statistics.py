@@ -1,4 +1,4 @@
-"""How sure a measured mean is: sampling of the test samples, paired where possible, and seeds."""
+"""Errors of measured means: from test samples, paired where possible, and from seeds."""
 
 import math
 from collections import Counter
@@ -15,12 +15,12 @@ import pandas as pd
 
 from featcal.errors import BadData, BadFile
 
-TRAINED = "value of training "  # begins the columns of further trainings of the experts
+TRAINED = "value of training "  # prefix of columns from further trainings of the experts
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tasks (and blocks) and seeds, in the unit of its column, and the rows it is of."""
+    """A mean over tasks (and blocks) and seeds, in the unit of its column, and its rows."""
 
     mean: float
     spread: float | None  # standard deviation over seeds, None with fewer than two
@@ -36,7 +36,7 @@ class Estimate:
 
     @cached_property
     def image_variances(self) -> dict[Hashable, float]:
-        """Return what every task adds to the variance; computed when asked for."""
+        """Return each task's part of the variance; computed on first use."""
         return {} if self.rows is None else image_variances(self.rows, self.measure)
 
     @property
@@ -64,57 +64,58 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
     if rows.empty or measure not in rows:
         return None
     seeds = rows["seed"].tolist() if "seed" in rows else [""] * len(rows)
-    means = {seed: mean(values) for seed, values in by(seeds, rows[measure].tolist()).items()}
+    means = {seed: mean(values) for seed, values in grouped(seeds, rows[measure].tolist()).items()}
     spread = stdev(means.values()) if len(means) > 1 else None
-    drawn = sum(1 for seed in means if seed != "")
-    return Estimate(mean(means.values()), spread, drawn, rows, measure)
+    seed_count = sum(1 for seed in means if seed != "")
+    return Estimate(mean(means.values()), spread, seed_count, rows, measure)
 
 
-def highest(several: Iterable[Estimate | None]) -> Estimate | None:
-    """Return the estimate with the highest mean of those that were run."""
-    return max((one for one in several if one), key=lambda one: one.mean, default=None)
+def highest(estimates: Iterable[Estimate | None]) -> Estimate | None:
+    """Return the estimate with the highest mean, ignoring None."""
+    return max(filter(None, estimates), key=lambda estimate: estimate.mean, default=None)
 
 
-def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[Any]]:
+def grouped(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[Any]]:
     """Return values by key; pandas' own groups are slow for a few rows."""
-    found: dict[Hashable, list[Any]] = {}
+    groups: dict[Hashable, list[Any]] = {}
     for key, value in zip(keys, values, strict=True):
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
-def firsts(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, Any]:
-    """Return for every key the first value that is not NaN; NaN where there is none."""
-    groups = by(keys, values).items()
-    return {key: next((v for v in own if v == v), math.nan) for key, own in groups}
+def first_known(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, Any]:
+    """Return the first value of every key that is not NaN, or NaN."""
+    groups = grouped(keys, values).items()
+    return {key: next((v for v in group if v == v), math.nan) for key, group in groups}
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean of what was measured, summed exactly; NaN where nothing was."""
-    several = [value for value in values if not math.isnan(value)]
-    return math.fsum(several) / len(several) if several else math.nan
+    """Return the mean of the values that are not NaN, summed exactly; NaN without any."""
+    measured = [value for value in values if not math.isnan(value)]
+    return math.fsum(measured) / len(measured) if measured else math.nan
 
 
 def image_variances(rows: pd.DataFrame, measure: str) -> dict[Hashable, float]:
-    """Return what every task adds to the variance of a mean by its test samples; else no tasks."""
+    """Return each task's part of a mean's variance from its test samples; empty if unknown."""
     if "count" not in rows or "task" not in rows:
         return {}
     tasks = rows["task"].tolist()
-    counts = firsts(tasks, rows["count"].tolist())
+    counts = first_known(tasks, rows["count"].tolist())
     if f"{measure}_sd" in rows:
-        spreads = firsts(tasks, rows[f"{measure}_sd"].tolist())
-        each = {task: sd**2 / counts[task] for task, sd in spreads.items()}
+        spreads = first_known(tasks, rows[f"{measure}_sd"].tolist())
+        variances = {task: sd**2 / counts[task] for task, sd in spreads.items()}
     elif measure == "value" and "metric" in rows and set(rows["metric"]) <= set(VARIANCES):
-        metrics = firsts(tasks, rows["metric"].tolist())
-        values = {task: mean(own) for task, own in by(tasks, rows["value"].tolist()).items()}
-        each = {task: VARIANCES[metrics[task]](v, counts[task]) for task, v in values.items()}
+        metrics = first_known(tasks, rows["metric"].tolist())
+        values = grouped(tasks, rows["value"].tolist())
+        means = {task: mean(group) for task, group in values.items()}
+        variances = {task: VARIANCES[metrics[task]](m, counts[task]) for task, m in means.items()}
     else:
         return {}
-    known = {task: 0.0 if math.isnan(part) else part for task, part in each.items()}
+    known = {task: 0.0 if math.isnan(part) else part for task, part in variances.items()}
     return {task: part / len(counts) ** 2 for task, part in known.items()}
 
 
-def of_correlation(value: float, count: int) -> float:
+def spearman_variance(value: float, count: int) -> float:
     """Return the variance of Spearman's ρ of n pairs, in squared percent; 0 for n ≤ 3.
 
     (1 − ρ²)² (1 + ρ²/2) / (n − 3), as dρ/dz = 1 − ρ² (Bonett and Wright, Psychometrika 65, 2000).
@@ -125,7 +126,7 @@ def of_correlation(value: float, count: int) -> float:
 
 VARIANCES: dict[str, Callable[[float, int], float]] = {  # of one task's value, by metric
     "accuracy": lambda value, count: value * (100 - value) / count,  # p(1 − p)/n, squared percent
-    "spearman": of_correlation,
+    "spearman": spearman_variance,
 }
 
 
@@ -136,8 +137,8 @@ class WeightedSum:
     means: list[float]
     value: float
     variance: float
-    drawn: float  # the variance's part from seeds
-    known: bool  # whether its error is known
+    seed_variance: float  # the part from seeds
+    has_error: bool  # whether its error is known
     one_run: bool  # whether something was drawn only once
     pairing: str  # "unpaired", "partly unpaired": errors added as if of other test rows
 
@@ -154,46 +155,45 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> WeightedSum:
     Σ wₖ² times each model's own variance. Seeds: Σ wₖ²·s²ₖ/Sₖ. Experts: the sum's variance between
     their trainings, where every model was made from at least three; the sum is of the first.
     """
-    rows = [(weight, one.rows) for weight, one in parts if one.rows is not None]
-    apart = [(w**2, one.image_variances) for w, one in parts if one.rows is not None]
-    tasks = dict.fromkeys(task for _, variances in apart for task in variances)
-    counted = all(one.measure == "value" for _, one in parts)
-    paired = paired_variances(rows, tasks) if counted else dict.fromkeys(tasks)
-    unpaired = sum(one is None for one in paired.values())
-    images = [
-        math.fsum(w * variances.get(task, 0.0) for w, variances in apart) if one is None else one
-        for task, one in paired.items()
-    ]
-    images += [weight**2 * one.variance for weight, one in parts if one.rows is None]
-    drawn = [weight**2 * one.seed_variance for weight, one in parts if one.rows is not None]
-    one_run = any(one.one_run for _, one in parts)
-    known = bool(tasks) or (any(one.spread is not None for _, one in parts) and not one_run)
-    whole = unpaired == len(tasks) or len(rows) < len(parts)
+    rows = [(weight, part.rows) for weight, part in parts if part.rows is not None]
+    models = [(w**2, part.image_variances) for w, part in parts if part.rows is not None]
+    tasks = dict.fromkeys(task for _, variances in models for task in variances)
+    is_score = all(part.measure == "value" for _, part in parts)
+    paired = paired_variances(rows, tasks) if is_score else dict.fromkeys(tasks)
+    unpaired = [task for task, value in paired.items() if value is None]
+    for task in unpaired:
+        paired[task] = math.fsum(w * variances.get(task, 0.0) for w, variances in models)
+    images = list(paired.values())
+    images += [weight**2 * part.variance for weight, part in parts if part.rows is None]
+    seeds = [weight**2 * part.seed_variance for weight, part in parts if part.rows is not None]
+    one_run = any(part.one_run for _, part in parts)
+    has_error = bool(tasks) or (any(part.spread is not None for _, part in parts) and not one_run)
+    whole = len(unpaired) == len(tasks) or len(rows) < len(parts)
     pairing = ("unpaired" if whole else "partly unpaired") if unpaired else ""
-    value = math.fsum(weight * one.mean for weight, one in parts)
-    sums = [value, *by_training(parts)] if counted else []
+    value = math.fsum(weight * part.mean for weight, part in parts)
+    sums = [value, *by_training(parts)] if is_score else []
     experts = variance(sums) if len(sums) > 2 else 0.0
-    whole_variance, means = math.fsum([*images, *drawn, experts]), [one.mean for _, one in parts]
-    return WeightedSum(means, value, whole_variance, math.fsum(drawn), known, one_run, pairing)
+    total, means = math.fsum([*images, *seeds, experts]), [part.mean for _, part in parts]
+    return WeightedSum(means, value, total, math.fsum(seeds), has_error, one_run, pairing)
 
 
 def by_training(parts: Sequence[tuple[float, Estimate]]) -> list[float]:
-    """Return a weighted sum of means with the experts of each further training that all were run with."""
-    frames = [(weight, one.rows) for weight, one in parts if one.rows is not None]
+    """Return the weighted sum of means for each further training that all models were run with."""
+    frames = [(weight, part.rows) for weight, part in parts if part.rows is not None]
     names = dict.fromkeys(name for _, rows in frames for name in rows if name.startswith(TRAINED))
     sums = []
     for name in names:
-        run = [(weight, rows, rows[rows[name].notna()]) for weight, rows in frames if name in rows]
-        whole = all(set(some["task"]) == set(rows["task"]) for _, rows, some in run)
-        if whole and len(run) == len(parts):
-            sums.append(math.fsum(weight * mean(some[name]) for weight, _, some in run))
+        runs = [(weight, rows, rows[rows[name].notna()]) for weight, rows in frames if name in rows]
+        same_tasks = all(set(scored["task"]) == set(rows["task"]) for _, rows, scored in runs)
+        if same_tasks and len(runs) == len(parts):
+            sums.append(math.fsum(weight * mean(scored[name]) for weight, _, scored in runs))
     return sums
 
 
 def lead(left: Estimate, right: Estimate) -> tuple[float, float]:
     """Return left's mean minus right's, and two standard errors of it, paired where possible."""
-    found = difference([(1.0, left), (-1.0, right)])
-    return found.value, found.noise
+    result = difference([(1.0, left), (-1.0, right)])
+    return result.value, result.noise
 
 
 Bits = npt.NDArray[np.bool_]
@@ -207,14 +207,14 @@ _AGAIN = "write the result files again: dvc repro"
 def bits(text: str, count: int) -> Bits:
     """Return which of `count` samples were right, from the text that `results.packed` wrote."""
     try:
-        whole = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8)).astype(bool)
+        right = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8)).astype(bool)
     except ValueError:
-        whole = np.zeros(0, bool)
-    if len(whole) != count + -count % 8 or whole[count:].any():
+        right = np.zeros(0, bool)
+    if len(right) != count + -count % 8 or right[count:].any():
         problem = f"not the hexadecimal text of {count} samples"
         raise BadData(f"correctness {text[:16]!r}…", problem, _AGAIN)
-    whole.flags.writeable = False  # every caller gets the same array
-    return whole[:count]
+    right.flags.writeable = False  # every caller gets the same array
+    return right[:count]
 
 
 def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.DataFrame:
@@ -222,82 +222,77 @@ def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.
     keys = [column for column in scores.columns if column in correct and column not in KEPT]
     if correct.duplicated(keys).any():
         raise BadFile(path, "two rows are about the same model and task", _AGAIN)
-    found = scores.merge(correct[[*keys, "correct"]], on=keys, how="left").fillna({"correct": ""})
-    columns = (found[name] for name in ("correct", "count", "value", "task"))
+    merged = scores.merge(correct[[*keys, "correct"]], on=keys, how="left").fillna({"correct": ""})
+    columns = (merged[name] for name in ("correct", "count", "value", "task"))
     for text, count, value, task in zip(*columns, strict=True):
         try:
-            said = 100 * bits(text, int(count)).mean() if text else value
+            share_right = 100 * bits(text, int(count)).mean() if text else value
         except BadData:
             problem = f"{task}: {text[:16]}… is not the hexadecimal text of {count} rows"
             raise BadFile(path, problem, _AGAIN) from None
-        if abs(said - value) > ROUNDED:
-            problem = f"{task}: {said:.4f} % are correct, but the scores say {value:.4f}"
+        if abs(share_right - value) > ROUNDED:
+            problem = f"{task}: {share_right:.4f} % are correct, but the scores say {value:.4f}"
             raise BadFile(path, problem, _AGAIN)
-    return found
+    return merged
 
 
 def paired_variances(
     parts: Sequence[WeightedRows], tasks: Iterable[Hashable]
 ) -> dict[Hashable, float | None]:
-    """Return what the test rows of every task add to the variance of Σ wₖ·meanₖ.
+    """Return the variance of Σ wₖ·meanₖ from the test rows of each task.
 
     With cᵢ = Σ wₖ·xₖᵢ/Tₖ, where xₖᵢ in percent says whether model k got row i right (its mean over
     seeds) and Tₖ is how many tasks the model's mean is over: s²(c)/n. For two models of one seed each,
     c counts discordant rows only (McNemar). None where the correctness of some row is unknown, or the
-    models have other numbers of rows.
+    models have different numbers of rows.
     """
-    found: dict[Hashable, list[tuple[float, str, float]]] = {task: [] for task in tasks}
+    by_task: dict[Hashable, list[tuple[float, str, float]]] = {task: [] for task in tasks}
     for weight, rows in parts:  # lists: pandas takes ten times as long
-        none = [""] * len(rows)
-        seeds, texts = (rows[n].tolist() if n in rows else none for n in ("seed", "correct"))
-        drawn = Counter(seeds)
+        empty = [""] * len(rows)
+        seeds, texts = (rows[n].tolist() if n in rows else empty for n in ("seed", "correct"))
+        row_counts = Counter(seeds)
         for row in zip(rows["task"].tolist(), seeds, texts, rows["count"].tolist(), strict=True):
             task, seed, text, count = row
-            if task in found:  # share: of this row in the mean over seeds of means over tasks
-                share = weight / (len(drawn) * drawn[seed])
-                found[task].append((share, text, count))
-    return {task: _paired_variance(own) for task, own in found.items()}
+            if task in by_task:  # share: of this row in the mean over seeds of means over tasks
+                share = weight / (len(row_counts) * row_counts[seed])
+                by_task[task].append((share, text, count))
+    return {task: _paired_variance(shares) for task, shares in by_task.items()}
 
 
-def _paired_variance(parts: Sequence[tuple[float, str, float]]) -> float | None:
-    if not parts or not all(isinstance(text, str) and text for _, text, _ in parts):
+def _paired_variance(shares: Sequence[tuple[float, str, float]]) -> float | None:
+    if not shares or not all(isinstance(text, str) and text for _, text, _ in shares):
         return None
-    right = [100 * share * bits(text, int(count)) for share, text, count in parts]
-    if len({len(one) for one in right}) > 1 or len(right[0]) < 2:
+    right = [100 * share * bits(text, int(count)) for share, text, count in shares]
+    if len({len(answers) for answers in right}) > 1 or len(right[0]) < 2:
         return None
-    each = np.sum(right, axis=0)
-    return float(each.var(ddof=1)) / len(each)
+    sums = np.sum(right, axis=0)
+    return float(sums.var(ddof=1)) / len(sums)
 
 
 FEWEST = 4  # tasks from which a correlation is reported
 Comparison = tuple[str, float, float, str]  # word, margin, two standard errors, the numbers
 
 
-def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float]:
-    """Return Pearson's r over tasks, and two SE of it, 2 √((1 − r²)/(T − 2)); maybe NaN."""
-    r = float(x.corr(y)) if len(x) >= FEWEST else math.nan
-    return r, 2 * math.sqrt((1 - r * r) / (len(x) - 2)) if not math.isnan(r) else math.nan
-
-
-def together(found: pd.DataFrame) -> Comparison:
-    """Hold when the correlation is positive by two standard errors."""
-    r, room = correlation(found["cosine"], found["accuracy"])
+def gains_correlate(gains: pd.DataFrame) -> Comparison:
+    """Judge whether Pearson's r over tasks is positive by two SE, 2 √((1 − r²)/(T − 2))."""
+    r = float(gains["cosine"].corr(gains["accuracy"])) if len(gains) >= FEWEST else math.nan
     if math.isnan(r):
-        few = f"{len(found)} tasks are too few for a correlation"
-        return "within noise", math.nan, math.nan, few
+        text = f"{len(gains)} tasks are too few for a correlation"
+        return "within noise", math.nan, math.nan, text
+    room = 2 * math.sqrt((1 - r * r) / (len(gains) - 2))
     word = "holds" if r > room else "does not hold" if r < -room else "within noise"
-    return word, r, room, f"correlation {r:+.2f} over {len(found)} tasks"
+    return word, r, room, f"correlation {r:+.2f} over {len(gains)} tasks"
 
 
-def apart(found: pd.DataFrame, title: Callable[[str], str]) -> Comparison:
-    """Hold if accuracy clearly rises while cosine clearly falls on some task; fail if none allows it."""
-    slightly = found[(found["accuracy"] > 0) & (found["cosine"] < 0)]
+def gains_oppose(gains: pd.DataFrame, title: Callable[[str], str]) -> Comparison:
+    """Judge whether accuracy clearly rises while cosine clearly falls on some task."""
+    slightly = gains[(gains["accuracy"] > 0) & (gains["cosine"] < 0)]
     higher = slightly["accuracy"] > slightly["accuracy_noise"]
     clearly = slightly[higher & (-slightly["cosine"] > slightly["cosine_noise"])]
-    never = found["cosine"] > found["cosine_noise"]
-    never |= -found["accuracy"] > found["accuracy_noise"]
+    never = gains["cosine"] > gains["cosine_noise"]
+    never |= -gains["accuracy"] > gains["accuracy_noise"]
     word = "holds" if len(clearly) else "does not hold" if never.all() else "within noise"
-    listed = (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
-    named = [f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}" for row in listed]
-    words = f"cosine and accuracy: {'; '.join(named)}" if named else "no task of that kind"
-    return word, math.nan, math.nan, words
+    in_order = (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
+    cases = [f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}" for row in in_order]
+    text = f"cosine and accuracy: {'; '.join(cases)}" if cases else "no task of that kind"
+    return word, math.nan, math.nan, text

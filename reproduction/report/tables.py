@@ -1,4 +1,4 @@
-"""Accuracy tables in the paper's order of rows: our results and the paper's printed values alike."""
+"""Accuracy tables in the paper's order of rows, of our results and of the printed values."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import pandas as pd
 
 from reproduction.report import paper
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import PageOutput, arrow, compact, margin, note, printed, table
+from reproduction.report.html import PageOutput, arrow, compact, folded, margin, note, table
 from reproduction.report.statistics import Estimate, estimate, highest
 
 REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}
@@ -29,7 +29,7 @@ SHIFT = "mean_shift"  # an adapter that the paper has no row for
 # Tuned: by FeatCal's score on labelled validation rows of the suite; adapters were not tuned.
 SETTING_LABELS = {"paper": "printed settings", "suite": "tuned on validation rows"}
 SHORT = {"paper": "printed", "suite": "tuned", "": ""}
-SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # what an adapter's size is called
+SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # name of an adapter's size
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
 UNTUNED = (paper.VISION, paper.LANGUAGE[0])  # roles for which no setting was tuned
 LARGER = ("14", "20")  # pools shown task by task at the printed settings alone; Table 2 has both
@@ -67,10 +67,10 @@ def settings_shown(suite: str) -> tuple[str, ...]:
     return ("paper",) if suite == "paper" else ("paper", "suite")
 
 
-def settings_of(ours: Evidence) -> tuple[str, ...]:
+def settings_of(data: Evidence) -> tuple[str, ...]:
     """Return the settings that a page shows of a role and pool, the printed ones first."""
-    fixed = ours.role in UNTUNED or ours.pool in LARGER
-    return ("paper",) if fixed else settings_shown(ours.suite)
+    fixed = data.role in UNTUNED or data.pool in LARGER
+    return ("paper",) if fixed else settings_shown(data.suite)
 
 
 def row_name(upstream: str, method: str) -> str:
@@ -78,24 +78,24 @@ def row_name(upstream: str, method: str) -> str:
     return f"{UPSTREAMS.get(upstream, '')} {(METHODS | REFERENCES).get(method, '')}".strip()
 
 
-def settings_note(ours: Evidence) -> str:
+def settings_note(data: Evidence) -> str:
     """Return λ, ρ, α and n of FeatCal at each setting, for a caption; empty where not run."""
-    runs = [run for run in ours.settings().get("calibrate", {}).values() if run.get("calibration")]
+    runs = [run for run in data.settings().get("calibrate", {}).values() if run.get("calibration")]
     notes = []
-    for setting in settings_of(ours):
-        several = [run["calibration"] | run for run in runs if run["setting"] == setting]
-        found = dict.fromkeys(map(_in_symbols, several))
-        notes += [f"{SHORT[setting]} {' or '.join(found)}"] if found else []
+    for setting in settings_of(data):
+        at_setting = [run["calibration"] | run for run in runs if run["setting"] == setting]
+        texts = dict.fromkeys(map(_symbol_values, at_setting))
+        notes += [f"{SHORT[setting]} {' or '.join(texts)}"] if texts else []
     return f" FeatCal: {'; '.join(notes)}." if notes else ""
 
 
-def _in_symbols(values: Mapping[str, float]) -> str:
+def _symbol_values(values: Mapping[str, float]) -> str:
     return ", ".join(f"{s} {compact(values[key])}" for key, s in SYMBOLS.items() if key in values)
 
 
-def method_settings(ours: Evidence, study: str, method: str, setting: str = "") -> str:
+def method_settings(data: Evidence, study: str, method: str, setting: str = "") -> str:
     """Return a method's settings in a study, for the label of its row."""
-    record = ours.record(study).get("settings") or ours.settings(study).get("study", {})
+    record = data.record(study).get("settings") or data.settings(study).get("study", {})
     values = record.get("comparison", {}).get(method)
     if method == "featcal" and setting == "paper":
         values = record.get("at_papers") or values
@@ -103,25 +103,25 @@ def method_settings(ours: Evidence, study: str, method: str, setting: str = "") 
         return ""
     if method in SIZES:
         return f" <small>{SIZES[method]} {values[SIZES[method]]}, {values['steps']} steps</small>"
-    return f" <small>{_in_symbols(values)}</small>"
+    return f" <small>{_symbol_values(values)}</small>"
 
 
-def accuracy_rows(ours: Evidence) -> list[ModelRow]:
+def accuracy_rows(data: Evidence) -> list[ModelRow]:
     """Return every row of the paper's table, or of the real image model's own mergers."""
 
-    def look(upstream: str, method: str, setting: str) -> Cells:
-        return cells_of(by_task(ours, model_key(upstream, method, setting)))
+    def row_cells(upstream: str, method: str, setting: str) -> Cells:
+        return cells_of(by_task(data, model_key(upstream, method, setting)))
 
-    if ours.role == paper.VISION:
-        run = ours.table("scores")
-        references = [method for method in REFERENCES if method in set(run["method"])]
-        mergers = [merger for merger in MERGERS if merger in set(run["upstream"])]
-        return rows_in_order(look, references, mergers, ("paper",))
-    printed = (paper.PRINTED | paper.TEXT_PRINTED).get((ours.role, ours.pool))
+    if data.role == paper.VISION:
+        scores = data.table("scores")
+        references = [method for method in REFERENCES if method in set(scores["method"])]
+        mergers = [merger for merger in MERGERS if merger in set(scores["upstream"])]
+        return rows_in_order(row_cells, references, mergers, ("paper",))
+    printed = (paper.PRINTED | paper.TEXT_PRINTED).get((data.role, data.pool))
     references = references_of(printed) if printed else REFERENCES
-    own = set(paper.paper_table(printed)["upstream"]) if printed else UPSTREAMS
-    mergers = [merger for merger in UPSTREAMS if merger in own]
-    return rows_in_order(look, references, mergers, settings_of(ours))
+    paper_mergers = set(paper.paper_table(printed)["upstream"]) if printed else UPSTREAMS
+    mergers = [merger for merger in UPSTREAMS if merger in paper_mergers]
+    return rows_in_order(row_cells, references, mergers, settings_of(data))
 
 
 def references_of(number: str) -> tuple[str, ...]:
@@ -134,86 +134,86 @@ def paper_rows(number: str, model: str = "") -> tuple[list[str], list[ModelRow]]
     """Return columns and rows of a printed table, each cell in doubt with the reason."""
     frame = paper.paper_table(number, model)
 
-    def look(upstream: str, method: str, setting: str) -> Cells:
+    def row_cells(upstream: str, method: str, setting: str) -> Cells:
         row, doubt = (number, upstream, method), partial(paper.reason, model=model)
-        printed = paper.paper_row(*row, model).items()
-        return {task: Cell(value, doubt=doubt(*row, task)) for task, value in printed}
+        values = paper.paper_row(*row, model).items()
+        return {task: Cell(value, doubt=doubt(*row, task)) for task, value in values}
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
-    listed = dict.fromkeys(frame["task"])
-    columns = [t for t in paper.TASKS if t in listed] or [c for c in listed if c != paper.AVERAGE]
-    return columns, rows_in_order(look, references_of(number), upstreams)
+    tasks = dict.fromkeys(frame["task"])
+    columns = [t for t in paper.TASKS if t in tasks] or [c for c in tasks if c != paper.AVERAGE]
+    return columns, rows_in_order(row_cells, references_of(number), upstreams)
 
 
 def rows_in_order(
-    look: Lookup,
+    lookup: Lookup,
     references: Iterable[str],
     upstreams: Iterable[str],
     settings: Sequence[str] = ("",),
 ) -> list[ModelRow]:
-    """Return references, then a block per merger: itself, and what calibrates it at each setting."""
-    rows = [ModelRow(REFERENCES[m], "reference", "", look("", m, "")) for m in references]
+    """Return references, then a block per merger: its row, then each method at each setting."""
+    rows = [ModelRow(REFERENCES[m], "reference", "", lookup("", m, "")) for m in references]
     for upstream in upstreams:
-        merger = ModelRow(MERGERS[upstream], "merger", upstream, look(upstream, "merged", ""))
+        merger = ModelRow(MERGERS[upstream], "merger", upstream, lookup(upstream, "merged", ""))
         block = [merger]
         for setting, (method, label) in product(settings if merger.cells else (), METHODS.items()):
             name = f"{label}, {SHORT[setting]}" if len(settings) > 1 else label
-            row = ModelRow(name, "calibrated", upstream, look(upstream, method, setting))
+            row = ModelRow(name, "calibrated", upstream, lookup(upstream, method, setting))
             block.append(with_changes(row, merger))
         rows += with_best(block)
     return rows
 
 
-def cells_of(found: Mapping[str, Estimate | None]) -> Cells:
+def cells_of(estimates: Mapping[str, Estimate | None]) -> Cells:
     """Return the cells of a row by column."""
-    return {column: Cell(one.mean, one.spread) for column, one in found.items() if one}
+    return {column: Cell(v.mean, v.spread) for column, v in estimates.items() if v}
 
 
 def model_key(upstream: str, method: str, setting: str) -> Key:
-    """Return what names one model; references and mergers have no setting."""
+    """Return the key of one model; references and mergers have no setting."""
     return upstream, method, setting if method in (*METHODS, SHIFT) else ""
 
 
-def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
+def by_task(data: Evidence, key: Key) -> dict[str, Estimate]:
     """Return estimates of one model by task that was run, and on average.
 
     Of the Llamas' experts: the highest of base and experts on every test.
     """
-    if key != ("", "expert", "") or ours.pool != "mergebench":
-        found = {task: estimate(rows_of(ours, key, task=task)) for task in ours.tasks}
-        found[paper.AVERAGE] = average(ours, key)
-        return {column: one for column, one in found.items() if one}
-    scores, found = ours.table("scores"), {}
+    if key != ("", "expert", "") or data.pool != "mergebench":
+        estimates = {task: estimate(rows_of(data, key, task=task)) for task in data.tasks}
+        estimates[paper.AVERAGE] = average(data, key)
+        return {column: value for column, value in estimates.items() if value}
+    scores, estimates = data.table("scores"), {}
     models = scores[scores["method"].isin(("base", "expert"))]
     for task, rows in models.groupby("task", sort=False):
-        if best := highest(estimate(own) for _, own in rows.groupby(["method", "setting"])):
-            found[str(task)] = best
-    if found:
-        mean = sum(value.mean for value in found.values()) / len(found)
-        variance = sum(value.variance for value in found.values()) / len(found) ** 2
-        found[paper.AVERAGE] = Estimate(mean, None, 0, known_variance=variance)
-    return found
+        if best := highest(estimate(scored) for _, scored in rows.groupby(["method", "setting"])):
+            estimates[str(task)] = best
+    if estimates:
+        mean = sum(value.mean for value in estimates.values()) / len(estimates)
+        variance = sum(value.variance for value in estimates.values()) / len(estimates) ** 2
+        estimates[paper.AVERAGE] = Estimate(mean, None, 0, known_variance=variance)
+    return estimates
 
 
-def rows_of(ours: Evidence, key: Key, file: str = "scores", **more: str) -> pd.DataFrame:
-    """Return the result rows of one model.   more: by column, what else they have in common."""
+def rows_of(data: Evidence, key: Key, file: str = "scores", **others: str) -> pd.DataFrame:
+    """Return the result rows of one model.   others: further columns and their values."""
     names = dict(zip(("upstream", "method", "setting"), key, strict=True))
-    return select(ours.table(file), names | more)
+    return select(data.table(file), names | others)
 
 
-def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
+def average(data: Evidence, key: Key, file: str = "scores") -> Estimate | None:
     """Return the mean over tasks and seeds of one model; None where it was not run."""
-    if key == ("", "expert", "") and ours.pool == "mergebench":
-        return by_task(ours, key).get(paper.AVERAGE)
-    return estimate(rows_of(ours, key, file))
+    if key == ("", "expert", "") and data.pool == "mergebench":
+        return by_task(data, key).get(paper.AVERAGE)
+    return estimate(rows_of(data, key, file))
 
 
-def gains(ours: Evidence, upstream: str, setting: str) -> list[str]:
-    """Return FeatCal minus its merger and minus the better adapter, with the words for both."""
-    featcal = average(ours, (upstream, "featcal", setting))
-    merged = average(ours, (upstream, "merged", ""))
+def gains(data: Evidence, upstream: str, setting: str) -> list[str]:
+    """Return cells with FeatCal minus its merger and FeatCal minus the better adapter."""
+    featcal = average(data, (upstream, "featcal", setting))
+    merged = average(data, (upstream, "merged", ""))
     sizes = dict.fromkeys(("paper", setting))  # of adapters: published, and in proportion
-    best = highest(average(ours, (upstream, *own)) for own in product(ADAPTERS, sizes))
+    best = highest(average(data, (upstream, *model)) for model in product(ADAPTERS, sizes))
     return [margin(featcal, merged), margin(featcal, best)]
 
 
@@ -226,26 +226,26 @@ def with_changes(row: ModelRow, merger: ModelRow) -> ModelRow:
 
 def with_best(block: list[ModelRow]) -> list[ModelRow]:
     """Mark the highest value of every column of a block, equal to one decimal, and return it."""
-    run = [row.cells for row in block if row.cells]
-    for column in {column for cells in run for column in cells} if len(run) > 1 else ():
-        own = [cells[column] for cells in run if column in cells]
-        top = max(round(cell.value, 1) for cell in own)
-        for cell in own:
+    cell_rows = [row.cells for row in block if row.cells]
+    for column in {column for cells in cell_rows for column in cells} if len(cell_rows) > 1 else ():
+        compared = [cells[column] for cells in cell_rows if column in cells]
+        top = max(round(cell.value, 1) for cell in compared)
+        for cell in compared:
             cell.best = round(cell.value, 1) == top
     return block
 
 
-def share(merged: float | None, ours: float | None, expert: float | None) -> float | None:
-    """Return (ours − merged) / (expert − merged) in percent; None where that is undefined."""
-    if merged is None or ours is None or expert is None or expert <= merged:
+def gap_share(merged: float | None, calibrated: float | None, expert: float | None) -> float | None:
+    """Return (calibrated − merged) / (expert − merged) in percent; None where undefined."""
+    if merged is None or calibrated is None or expert is None or expert <= merged:
         return None
-    return 100 * (ours - merged) / (expert - merged)
+    return 100 * (calibrated - merged) / (expert - merged)
 
 
-def recovered_share(ours: Evidence, upstream: str, method: str, setting: str) -> float | None:
-    """Return the measured share of the gap between a merger and the experts that a method recovers."""
+def recovered_share(data: Evidence, upstream: str, method: str, setting: str) -> float | None:
+    """Return the measured share of the gap from a merger to the experts that a method recovers."""
     keys = ((upstream, "merged", ""), (upstream, method, setting), ("", "expert", ""))
-    return share(*((one := average(ours, key)) and one.mean for key in keys))
+    return gap_share(*((estimate := average(data, key)) and estimate.mean for key in keys))
 
 
 def paper_recovered(
@@ -255,10 +255,10 @@ def paper_recovered(
     read = paper.corrected_table if corrected else paper.paper_table
     keys = ((upstream, "merged"), (upstream, method), ("", "expert"))
     rows = (paper.paper_row(number, *key, model, read=read) for key in keys)
-    return share(*(row.get(paper.AVERAGE) for row in rows))
+    return gap_share(*(row.get(paper.AVERAGE) for row in rows))
 
 
-def number(cell: Cell | None, whole: bool = True) -> str:
+def cell_html(cell: Cell | None, whole: bool = True) -> str:
     """Return a cell as HTML, if whole with change and spread; the reason of a doubt by hovering."""
     if cell is None:
         return "<td>–</td>"
@@ -275,15 +275,15 @@ def accuracy_table(
 ) -> str:
     """Return an accuracy table as HTML.   average: add that column."""
     columns = titles | {paper.AVERAGE: "Average"} if average else titles
-    whole = {column: not average or column == paper.AVERAGE for column in columns}
+    is_full = {column: not average or column == paper.AVERAGE for column in columns}
     body = []
     for row in rows:
-        label, wide = escape(row.label), f'colspan="{len(columns)}"'
-        cells = [number(row.cells.get(column), one) for column, one in whole.items()]
+        label, colspan = escape(row.label), f'colspan="{len(columns)}"'
+        cells = [cell_html(row.cells.get(column), full) for column, full in is_full.items()]
         if row.kind == "heading":
-            body.append(("fc-merger", [label, f"<td {wide}></td>"]))
+            body.append(("fc-merger", [label, f"<td {colspan}></td>"]))
         else:
-            cells = cells if row.cells else [f'<td class="fc-none" {wide}>not run</td>']
+            cells = cells if row.cells else [f'<td class="fc-none" {colspan}>not run</td>']
             body.append((f"fc-{row.kind}", [label, *cells]))
     kind = "fc-accuracy fc-averaged" if average else "fc-accuracy"
     return table(["Model", *map(escape, columns.values())], body, caption, kind)
@@ -294,4 +294,4 @@ def printed_table(rows: Sequence[ModelRow], titles: Mapping[str, str], caption: 
     average = any(paper.AVERAGE in row.cells for row in rows)
     html = accuracy_table(rows, titles, caption, average)
     doubts = any(cell.doubt for row in rows for cell in row.cells.values())
-    return printed(html + note(f"?: {paper.DOUBTS}") * doubts)
+    return folded(html + note(f"?: {paper.DOUBTS}") * doubts)

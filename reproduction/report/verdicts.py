@@ -11,37 +11,30 @@ from typing import Any
 
 import pandas as pd
 
+from reproduction.report import statistics
 from reproduction.report.claims import (
     CALIBRATED,
     DIGITS,
     INSIDE,
     Claim,
     claims,
-    in_words,
-    named,
+    means_text,
+    side_columns,
     studied_setting,
 )
 from reproduction.report.evidence import MEASURED, Evidence, select
 from reproduction.report.paper import PRINTED, REAL, TEXT_PRINTED, VISION
-from reproduction.report.statistics import (
-    Estimate,
-    WeightedSum,
-    apart,
-    difference,
-    estimate,
-    together,
-)
 from reproduction.report.tables import UPSTREAMS, settings_shown
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
 DECIDED = ("holds", "does not hold")
-_titled: dict[str, Callable[[Any], str]] = {
+_VALUE_TITLES: dict[str, Callable[[Any], str]] = {
     "samples": "n = {:g}".format,
     "corruption": lambda kind: str(kind).replace("_", " "),
 }
 PAPER = "paper"
 TITLES = {"mini": "Synthetic images and texts", PAPER: "The paper’s checkpoints"}  # of sources
-STATED = {  # what a theorem's numbers are, by the quantity of its rows
+STATED = {  # text for a theorem's values, by the quantity of its rows
     "digits": "both sides share {:.1f} digits, {:.0f} required", "room": "the sides are {:.1f} % apart where they come closest",
 }  # fmt: skip
 # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
@@ -50,7 +43,7 @@ SHARE = 0.1
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one claim; of `one run` no error is known, only the direction of the margin."""
+    """The verdict on one claim; `one run` has no known error, only the direction of the margin."""
 
     claim: Claim
     word: str
@@ -59,7 +52,7 @@ class Verdict:
     one_run: bool = False  # whether a side was drawn with one seed only
     pairing: str = ""  # where errors were added as if models had different test rows
     detail: str = ""  # the numbers
-    drawn: float | None = None  # the noise's part from seeds, of a single sum of means
+    seed_noise: float | None = None  # the noise's part from seeds, of a single sum of means
 
     @property
     def fragile(self) -> bool:
@@ -80,12 +73,14 @@ class EvidenceSource:
     title: str
     suite: str
     settings: tuple[str, ...]  # at which it was run, the printed ones first
-    counterpart: Callable[[Claim], Claim | None] = lambda claim: claim  # about these models
+    counterpart: Callable[[Claim], Claim | None] = lambda claim: claim  # for this source's models
 
     def judged(self, chosen: Iterable[Claim]) -> list[list[Verdict | None]]:
-        """Return verdicts at each setting, the printed one first; None for a claim without a counterpart."""
-        own = [self.counterpart(claim) for claim in chosen]
-        return [[claim and judge(claim, self.suite, at) for claim in own] for at in self.settings]
+        """Return verdicts at each setting, the printed one first; None without a counterpart."""
+        mapped = [self.counterpart(claim) for claim in chosen]
+        return [
+            [claim and judge(claim, self.suite, at) for claim in mapped] for at in self.settings
+        ]
 
 
 # by source and setting, the printed one first
@@ -94,45 +89,49 @@ Verdicts = dict[EvidenceSource, list[list[Verdict | None]]]
 
 def judged(suite: str, chosen: Sequence[Claim] | None = None) -> Verdicts:
     """Return the verdicts of every source on some claims, or on all."""
-    found = claims() if chosen is None else chosen
-    return {source: source.judged(found) for source in sources(suite)}
+    chosen = claims() if chosen is None else chosen
+    return {source: source.judged(chosen) for source in sources(suite)}
 
 
 def sources(suite: str) -> tuple[EvidenceSource, ...]:
     """Return the real models, the suite's own, and the paper's checkpoints if run."""
     printed, both = (PAPER,), settings_shown(suite)
-    found = [
-        EvidenceSource(
-            "real_images", "ViT-S/14, real images", suite, printed, lambda one: one.on(VISION)
-        ),
-        EvidenceSource("real_encoder", "MiniLM, real texts", suite, both, lambda one: one.on(REAL)),
+    images, texts = (partial(Claim.on_real_model, real=role) for role in (VISION, REAL))
+    result = [
+        EvidenceSource("real_images", "ViT-S/14, real images", suite, printed, images),
+        EvidenceSource("real_encoder", "MiniLM, real texts", suite, both, texts),
         EvidenceSource("second_encoder", "MPNet, real texts", suite, both, Claim.on_second_encoder),
         EvidenceSource("real_language", "SmolLM2, chats", suite, printed, Claim.on_language_model),
         EvidenceSource(suite, TITLES.get(suite, f"{suite} suite"), suite, both),
     ]
-    places = (PRINTED | TEXT_PRINTED) if suite != PAPER else {}
-    run = any(Evidence(PAPER, role, pool).was_run for role, pool in places)
-    return (*found, *([EvidenceSource(PAPER, TITLES[PAPER], PAPER, printed)] if run else []))
+    experiments = (PRINTED | TEXT_PRINTED) if suite != PAPER else {}
+    if any(Evidence(PAPER, role, pool).was_run for role, pool in experiments):
+        result.append(EvidenceSource(PAPER, TITLES[PAPER], PAPER, printed))
+    return tuple(result)
 
 
 def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) -> Verdict:
     """Return the verdict on one claim from the results of a suite, with FeatCal at one setting."""
     parts = _parts(claim, suite, setting, folder)
     if parts is not None:
-        return _every(claim, {n: judge(part, suite, setting, folder) for n, part in parts.items()})
+        verdicts = {name: judge(part, suite, setting, folder) for name, part in parts.items()}
+        return _judge_parts(claim, verdicts)
     evidence = Evidence(suite, claim.role, claim.pool, folder)
     if claim.kind == "spreads":
-        return _spreads(claim, rows_of(claim, named(claim.left), setting, evidence))
+        return _judge_spread(claim, side_rows(claim, side_columns(claim.left), setting, evidence))
     if claim.kind in ("together", "apart"):
-        given = {"setting": setting, "kind": claim.kind, "file": claim.file}
-        run_at = partial(_run_at, evidence.table(claim.file), **given)
-        sides = map(named, (claim.left, claim.right))
-        found = evidence.gains(*(one | {"setting": run_at(one["method"])} for one in sides))
-        if found.empty:
+        frame, sides = evidence.table(claim.file), []
+        for side in map(side_columns, (claim.left, claim.right)):
+            run_at = _setting_run(frame, side["method"], setting, claim.kind, claim.file)
+            sides.append(side | {"setting": run_at})
+        gains = evidence.gains(*sides)
+        if gains.empty:
             return Verdict(claim, "not run")
-        both = together(found) if claim.kind == "together" else apart(found, evidence.title)
-        word, margin, allowed, detail = both
-        return Verdict(claim, word, margin, allowed, True, "", detail)
+        if claim.kind == "together":
+            word, margin, noise, detail = statistics.gains_correlate(gains)
+        else:
+            word, margin, noise, detail = statistics.gains_oppose(gains, evidence.title)
+        return Verdict(claim, word, margin, noise, True, "", detail)
     compared = measured_sum(claim, setting, evidence)
     if compared is None:
         return Verdict(claim, "not run")
@@ -144,92 +143,94 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     detail = _detail(claim, compared, evidence.machine(claim.file))
     if claim.kind == "checked":
         wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies"}
-        wanted["method"] = named(claim.left).get("method")
-        share = select(evidence.table(claim.file), wanted)
-        never = len(share) and not share["value"].any()  # its condition was met in no case
+        wanted["method"] = side_columns(claim.left).get("method")
+        applies = select(evidence.table(claim.file), wanted)
+        never = len(applies) and not applies["value"].any()  # its condition was met in no case
         word = "vacuous" if never else "holds" if margin >= 0 else word
         return Verdict(claim, word, margin, compared.noise, False, compared.pairing, detail)
     return Verdict(
-        claim, word if compared.known else "one run", margin, compared.noise, compared.one_run,
-        compared.pairing, detail, drawn=2 * math.sqrt(compared.drawn),
+        claim, word if compared.has_error else "one run", margin, compared.noise, compared.one_run,
+        compared.pairing, detail, seed_noise=2 * math.sqrt(compared.seed_variance),
     )  # fmt: skip
 
 
 def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim] | None:
-    """Return one claim about each, by name, of a claim about several; None for any other claim."""
+    """Return the single claims of a claim about several, by name; None for any other claim."""
     if claim.over:
-        found = {}
+        parts = {}
         for name, part in claim.parts.items():
             inner = _parts(part, suite, setting, folder) or {"": part}
-            found |= {", ".join(filter(None, (name, n))): one for n, one in inner.items()}
-        return found
+            parts |= {", ".join(filter(None, (name, n))): single for n, single in inner.items()}
+        return parts
     if claim.kind in ("order", "weaker"):
-        return _pairs(claim, suite, setting, folder)
+        return _merger_pairs(claim, suite, setting, folder)
     if not claim.each:
         return None
     evidence = Evidence(suite, claim.role, claim.pool, folder)
-    title = _titled.get(claim.each, evidence.title)
-    if claim.each in _titled:
+    title = _VALUE_TITLES.get(claim.each, evidence.title)
+    if claim.each in _VALUE_TITLES:
         sides = [side for _, side in claim.terms if claim.each not in side]
-        rows = [rows_of(claim, side, setting, evidence) for side in sides]
-        values = list(dict.fromkeys(value for own in rows for value in own[claim.each]))
+        frames = [side_rows(claim, side, setting, evidence) for side in sides]
+        values = list(dict.fromkeys(value for rows in frames for value in rows[claim.each]))
     else:
         values = evidence.tasks
-    return {title(value): claim.of(value) for value in values if claim.is_about(value)}
+    return {title(value): claim.for_value(value) for value in values if claim.includes(value)}
 
 
-def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim]:
+def _merger_pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim]:
     """Return a claim for each two mergers that are clearly unequal; none where one was not run."""
-    found = {}
-    for one, other in combinations(UPSTREAMS, 2):
-        merged = replace(claim, kind="above", left=[one, "merged"], right=[other, "merged"])
+    pairs = {}
+    for first, second in combinations(UPSTREAMS, 2):
+        merged = replace(claim, kind="above", left=[first, "merged"], right=[second, "merged"])
         before = judge(merged, suite, setting, folder)
         if before.word == "not run":
             return {}
-        first, second = (one, other) if before.met == (claim.kind == "order") else (other, one)
+        is_order = claim.kind == "order"
+        left, right = (first, second) if before.met == is_order else (second, first)
         if before.word != "within noise":
-            kind = "above" if claim.kind == "order" else "gain"
-            sides = {"left": (first, "featcal"), "right": (second, "featcal")}
-            name = f"{UPSTREAMS[first]} over {UPSTREAMS[second]}"
-            found[name] = replace(claim, kind=kind, **sides)
-    return found
+            kind = "above" if is_order else "gain"
+            sides = {"left": (left, "featcal"), "right": (right, "featcal")}
+            name = f"{UPSTREAMS[left]} over {UPSTREAMS[right]}"
+            pairs[name] = replace(claim, kind=kind, **sides)
+    return pairs
 
 
-def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> WeightedSum | None:
-    """Return the weighted sum of means; None where one has no rows, or tasks differ in an experiment."""
-    found: list[tuple[float, Estimate]] = []
+def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> statistics.WeightedSum | None:
+    """Return the weighted sum of means; None if one has no rows, or sides have different tasks."""
+    estimates: list[tuple[float, statistics.Estimate]] = []
     tasks: dict[Any, set[str]] = {}
     for weight, side in claim.terms:
-        rows = rows_of(claim, side, setting, evidence)
-        one = estimate(rows, claim.measure)
-        if one is None:
+        rows = side_rows(claim, side, setting, evidence)
+        mean = statistics.estimate(rows, claim.measure)
+        if mean is None:
             return None
         if "task" in rows and "task" not in side:
-            own = set(rows["task"])
-            if tasks.setdefault((side.get("role"), side.get("pool")), own) != own:
+            side_tasks = set(rows["task"])
+            if tasks.setdefault((side.get("role"), side.get("pool")), side_tasks) != side_tasks:
                 return None
-        found.append((weight, one))
-    return difference(found)
+        estimates.append((weight, mean))
+    return statistics.difference(estimates)
 
 
-def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence) -> pd.DataFrame:
+def side_rows(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence) -> pd.DataFrame:
     """Return the rows of one side, from the experiment and file that it names, or the claim's."""
-    own = dict(side)
-    place = (own.pop("role", evidence.role), own.pop("pool", evidence.pool))
-    kind = own.pop("file", claim.file)
-    if place != (evidence.role, evidence.pool):
-        evidence = Evidence(evidence.suite, *place, evidence.folder)
+    columns = dict(side)
+    experiment = (columns.pop("role", evidence.role), columns.pop("pool", evidence.pool))
+    kind = columns.pop("file", claim.file)
+    if experiment != (evidence.role, evidence.pool):
+        evidence = Evidence(evidence.suite, *experiment, evidence.folder)
     frame = evidence.table(kind)
-    wanted = claim.where | own
+    wanted = claim.where | columns
     if wanted.get("task") == "shown":
-        wanted["task"] = evidence.shown
+        wanted["task"] = evidence.shown_task
     if wanted.get("block") == "last":
         wanted["block"] = max((b for b in frame["block"].unique() if b not in INSIDE), default="")
     if wanted.get("setting") == "studied":
         main = studied_setting(evidence.suite, evidence.role)
         wanted["setting"] = main if setting == main else "not run"
     if wanted.get("method") in CALIBRATED and "setting" in frame:
-        wanted.setdefault("setting", _run_at(frame, wanted["method"], setting, claim.kind, kind))
+        run_at = _setting_run(frame, wanted["method"], setting, claim.kind, kind)
+        wanted.setdefault("setting", run_at)
     rows = select(frame, {column: value for column, value in wanted.items() if value != "all"})
     if wanted.get("block") == "all":
         rows = rows[~rows["block"].isin(INSIDE)]
@@ -239,7 +240,7 @@ def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence
     return rows if measured.all() else rows[measured]
 
 
-def _run_at(frame: pd.DataFrame, method: str, setting: str, kind: str, file: str) -> str:
+def _setting_run(frame: pd.DataFrame, method: str, setting: str, kind: str, file: str) -> str:
     """Return FeatCal's setting, or the tuned one where it alone was run and does not matter.
 
     λ, ρ and α change neither a time nor an exact statement. Adapters are not tuned: they have the
@@ -249,19 +250,19 @@ def _run_at(frame: pd.DataFrame, method: str, setting: str, kind: str, file: str
         return setting
     run = set(select(frame, {"method": method})["setting"])
     wanted = (setting,) if method == "featcal" else ("paper", setting)
-    return next((one for one in (*wanted, "suite") if one in run), setting)
+    return next((name for name in (*wanted, "suite") if name in run), setting)
 
 
-def _detail(claim: Claim, compared: WeightedSum, machine: str) -> str:
-    """Return the means in words, the claimed size, and the machine of a measured file."""
+def _detail(claim: Claim, compared: statistics.WeightedSum, machine: str) -> str:
+    """Return the means as text, the claimed size, and the machine of a measured file."""
     if claim.where.get("quantity") in STATED:
         return STATED[claim.where["quantity"]].format(*compared.means)
-    detail = in_words(claim.kind, compared.means, DIGITS.get(claim.measure, 3))
-    ours, theirs = compared.means[:2]
+    detail = means_text(claim.kind, compared.means, DIGITS.get(claim.measure, 3))
+    left, right = compared.means[:2]
     if claim.times != 1:
-        detail += f": {theirs / ours:.1f} times, {claim.times:g} claimed"
-    elif claim.direction == "lower" and ours != theirs != 0:
-        detail += f", {abs(1 - ours / theirs):.0%} {'lower' if ours < theirs else 'higher'}"
+        detail += f": {right / left:.1f} times, {claim.times:g} claimed"
+    elif claim.direction == "lower" and left != right != 0:
+        detail += f", {abs(1 - left / right):.0%} {'lower' if left < right else 'higher'}"
     if claim.by:
         detail += f": {compared.value:+.1f}, {claim.by:+g} required"
     if claim.kind == "level":
@@ -269,14 +270,14 @@ def _detail(claim: Claim, compared: WeightedSum, machine: str) -> str:
     return f"{detail}; {machine}" if machine else detail
 
 
-def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
+def _judge_parts(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
     """Judge a claim about several: it holds if each part holds, and fails if one part fails."""
-    words, count = Counter(part.word for part in parts.values()), len(parts)
+    counts, count = Counter(part.word for part in parts.values()), len(parts)
     order = ("not run", "does not hold", "within noise", "one run", "holds")
-    whole = next((word for word in order if words[word]), "not run")
+    whole = next((word for word in order if counts[word]), "not run")
     if whole == "not run":
-        run = count - words["not run"]
-        detail = f"{run} of {count} run, {words['holds']} hold" if run else ""
+        run = count - counts["not run"]
+        detail = f"{run} of {count} run, {counts['holds']} hold" if run else ""
         return Verdict(claim, whole, detail=detail)
     # the clearest failure, or the part that is least clear
     sign = 1 if whole == "does not hold" else -1
@@ -284,24 +285,25 @@ def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
     name, part = min(deciding.items(), key=lambda item: item[1].margin + sign * item[1].noise)
     unit = "pairs of mergers" if claim.kind in ("order", "weaker") else claim.unit
     met = sum(v.met for v in parts.values())
-    said = {
-        f"{words['holds']} of {count} {unit}": words["holds"] or not words["one run"],
-        f"as claimed on {met} of {count} {unit}": words["one run"],
-        f"fails on {words['does not hold']}": words["does not hold"],
-        f"{words['within noise']} within noise": words["within noise"],
+    texts = {
+        f"{counts['holds']} of {count} {unit}": counts["holds"] or not counts["one run"],
+        f"as claimed on {met} of {count} {unit}": counts["one run"],
+        f"fails on {counts['does not hold']}": counts["does not hold"],
+        f"{counts['within noise']} within noise": counts["within noise"],
     }
-    counted = [text for text, shown in said.items() if shown]
+    shown = [text for text, is_shown in texts.items() if is_shown]
     least = {"holds": "least clear", "one run": "least"}.get(whole, "decided by")
-    detail = f"{', '.join(counted)}; {least}: {name}"
+    detail = f"{', '.join(shown)}; {least}: {name}"
     one_run, pairings = any(v.one_run for v in parts.values()), {v.pairing for v in parts.values()}
     pairing = pairings.pop() if len(pairings) == 1 else "partly unpaired"
     return Verdict(claim, whole, part.margin, part.noise, one_run, pairing, detail)
 
 
-def _spreads(claim: Claim, rows: pd.DataFrame) -> Verdict:
+def _judge_spread(claim: Claim, rows: pd.DataFrame) -> Verdict:
     """Judge if more than half of the blocks have at least a tenth of the largest block's drift."""
     if rows.empty:
         return Verdict(claim, "not run")
     blocks = rows.groupby("block")[claim.measure].mean()
-    seen, count = int((blocks >= SHARE * blocks.max()).sum()), len(blocks)
-    return Verdict(claim, "one run", seen - count / 2, 0.0, False, "", f"{seen} of {count} blocks")
+    large, count = int((blocks >= SHARE * blocks.max()).sum()), len(blocks)
+    detail = f"{large} of {count} blocks"
+    return Verdict(claim, "one run", large - count / 2, 0.0, False, "", detail)

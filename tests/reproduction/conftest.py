@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """The folder of invented results, the project around it as the current folder."""
+    """Return the folder of invented results; the current folder is their project."""
     from synthetic_results import write_project
 
     monkeypatch.chdir(tmp_path)
@@ -13,8 +13,8 @@ def results(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def ours(results):
-    """Those of the smaller image model with eight tasks."""
+def data(results):
+    """Return the results of the smaller image model with eight tasks."""
     from reproduction.report.evidence import Evidence
 
     return Evidence("mini", "clip_b32", "8", results)

@@ -1,1 +1,1 @@
-"""What only one page of the book needs."""
+"""One module for each kind of page of the book."""

@@ -8,7 +8,7 @@ import pandas as pd
 from reproduction.report import paper, tables
 from reproduction.report.claims import NO_POOL
 from reproduction.report.evidence import Evidence
-from reproduction.report.html import NOT_RUN, PageOutput, listed
+from reproduction.report.html import NOT_RUN, PageOutput, tabulate
 from reproduction.report.pages.reproduced import against_printed
 
 LEGEND = "Arrows: against the merger. sd: over seeds. Bold: best of a block."
@@ -19,20 +19,20 @@ POOLS = ("8", "14", "20")
 def answer(number: str, *experiments: Evidence) -> PageOutput:
     """Return FeatCal minus its merger, with the share of the gap, and minus the better adapter."""
     head = ["FeatCal after", "The paper: − merger", "− better adapter"]
-    run: set[str] = set()
-    for ours in experiments:
-        head += [f"{paper.model_title(ours.role, ours.suite)}: − merger", "− better adapter"]
-        run |= {*tables.settings_of(ours)}
+    settings: set[str] = set()
+    for data in experiments:
+        head += [f"{paper.model_title(data.role, data.suite)}: − merger", "− better adapter"]
+        settings |= {*tables.settings_of(data)}
     rows = []
-    for (upstream, name), setting in product(tables.UPSTREAMS.items(), sorted(run)):
-        first = setting == min(run)
-        cells = [printed_gain(number, upstream, own) for own in (("merged",), tables.ADAPTERS)]
+    for (upstream, name), setting in product(tables.UPSTREAMS.items(), sorted(settings)):
+        first = setting == min(settings)
+        cells = [printed_gain(number, upstream, rest) for rest in (["merged"], tables.ADAPTERS)]
         cells[0] += f"<small>{printed_share(number, upstream)} %</small>"
         cells = cells if first else ["", ""]
-        for ours in experiments:
-            over_merger, over_adapter = tables.gains(ours, upstream, setting)
-            went = share_of(ours, upstream, setting)
-            over_merger += "" if went == NOT_RUN else f"<small>{went} %</small>"
+        for data in experiments:
+            over_merger, over_adapter = tables.gains(data, upstream, setting)
+            recovered = share_of(data, upstream, setting)
+            over_merger += "" if recovered == NOT_RUN else f"<small>{recovered} %</small>"
             cells += [over_merger, over_adapter]
         label = f"{name} <small>{tables.SHORT[setting]}</small>"
         rows.append(("fc-merger" if first else "fc-calibrated", [label, *cells]))
@@ -41,29 +41,29 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
         " errors, samples paired. %: share of the gap between merger and experts. Better adapter:"
         " the higher average of Surgery and ProbSurgery."
     )
-    return listed(head, rows, caption, "fc-long")
+    return tabulate(head, rows, caption, "fc-long")
 
 
 def printed_gain(number: str, upstream: str, others: Sequence[str], model: str = "") -> str:
-    """Return FeatCal minus the best of others, printed; with corrected cells where that changes it."""
+    """Return FeatCal minus the best of others, as printed, and as corrected if that differs."""
 
     def gain(read: Callable[..., pd.DataFrame]) -> float:
         which = {"model": model, "read": read}
         rows = (paper.paper_row(number, upstream, m, **which) for m in ("featcal", *others))
-        ours, *theirs = (float(row[paper.AVERAGE]) for row in rows)
-        return ours - max(theirs)
+        featcal, *compared = (float(row[paper.AVERAGE]) for row in rows)
+        return featcal - max(compared)
 
-    said, fixed = (f"{gain(read):+.1f}" for read in (paper.paper_table, paper.corrected_table))
-    return said if said == fixed else f"{said} <small>{fixed} corrected</small>"
+    value, fixed = (f"{gain(read):+.1f}" for read in (paper.paper_table, paper.corrected_table))
+    return value if value == fixed else f"{value} <small>{fixed} corrected</small>"
 
 
-def measured(ours: Evidence) -> PageOutput:
+def measured(data: Evidence) -> PageOutput:
     """Return the accuracy table of one experiment in the paper's order of rows."""
-    caption = f"Top-1 accuracy (%) on test {ours.inputs} — {paper.model_name(ours.role, ours.suite)}.{tables.settings_note(ours)} {LEGEND}"
-    titles = {task: ours.title(task) for task in ours.tasks}
-    html = tables.accuracy_table(tables.accuracy_rows(ours), titles, caption)
-    number = paper.PRINTED.get((ours.role, ours.pool), "")
-    return PageOutput(html + against_printed(ours, number))
+    caption = f"Top-1 accuracy (%) on test {data.inputs} — {paper.model_name(data.role, data.suite)}.{tables.settings_note(data)} {LEGEND}"
+    titles = {task: data.title(task) for task in data.tasks}
+    html = tables.accuracy_table(tables.accuracy_rows(data), titles, caption)
+    number = paper.PRINTED.get((data.role, data.pool), "")
+    return PageOutput(html + against_printed(data, number))
 
 
 def printed(number: str) -> PageOutput:
@@ -74,34 +74,36 @@ def printed(number: str) -> PageOutput:
     return tables.printed_table(rows, titles, caption)
 
 
-def share_of(ours: Evidence, upstream: str, setting: str) -> str:
+def share_of(data: Evidence, upstream: str, setting: str) -> str:
     """Return the measured share of one merger at one setting."""
-    went = tables.recovered_share(ours, upstream, "featcal", setting)
-    return NOT_RUN if went is None else f"{went:.0f}"
+    recovered = tables.recovered_share(data, upstream, "featcal", setting)
+    return NOT_RUN if recovered is None else f"{recovered:.0f}"
 
 
 def printed_share(number: str, upstream: str, model: str = "") -> str:
-    """Return the paper's share; with corrected cells where that changes it."""
+    """Return the paper's share, as printed, and as corrected if that differs."""
     shares = (tables.paper_recovered(number, upstream, fixed, model) for fixed in (False, True))
-    said, fixed = ("–" if one is None else f"{one:.0f}" for one in shares)
-    return said if said == fixed else f"{said} ({fixed} corrected)"
+    value, fixed = ("–" if share is None else f"{share:.0f}" for share in shares)
+    return value if value == fixed else f"{value} ({fixed} corrected)"
 
 
 def columns_of(suite: str, role: str) -> dict[str, Evidence]:
-    """Return the experiments behind the columns of Table 2, by their printed heading."""
+    """Return the experiments of Table 2 by the printed heading of their columns."""
     if role == paper.REAL:
         return {f"{pool} tasks": Evidence(suite, paper.REAL, pool) for pool in POOLS}
-    return {column: Evidence(suite, *place) for column, place in paper.EXTENDED.items()}
+    return {column: Evidence(suite, *experiment) for column, experiment in paper.EXTENDED.items()}
 
 
 def extended_answer(suite: str) -> PageOutput:
     """Return FeatCal minus the better adapter for every column of Table 2, printed and measured."""
     rows, columns = [], columns_of(suite, paper.IMAGES)
-    places = {"synthetic models" if suite == "mini" else "here": columns}
+    sources = {"synthetic models" if suite == "mini" else "here": columns}
     for role in (paper.REAL, paper.VISION):
-        own = [(name, (role, pool)) for name, (_, pool) in paper.EXTENDED.items() if "B/32" in name]
-        run = {name: Evidence(suite, *place) for name, place in own if place != NO_POOL}
-        places[paper.model_name(role, suite)] = run
+        sources[paper.model_name(role, suite)] = {
+            column: Evidence(suite, role, pool)
+            for column, (_, pool) in paper.EXTENDED.items()
+            if "B/32" in column and (role, pool) != NO_POOL
+        }
     for upstream in EXTENDED_MERGERS:
         printed = [paper.paper_row("table02", upstream, m) for m in ("featcal", *tables.ADAPTERS)]
         featcal, *adapters = printed
@@ -109,28 +111,28 @@ def extended_answer(suite: str) -> PageOutput:
         name = tables.UPSTREAMS[upstream]
         first = [f"{name} <small>the paper</small>", *(f"{gain:+.1f}" for gain in best)]
         rows.append(("fc-merger", first))
-        for (words, own), setting in product(places.items(), tables.settings_shown(suite)):
-            if setting != "paper" and any(one.role in tables.UNTUNED for one in own.values()):
+        for (source, by_column), setting in product(sources.items(), tables.settings_shown(suite)):
+            if setting != "paper" and {d.role for d in by_column.values()} & {*tables.UNTUNED}:
                 continue
-            found = {c: tables.gains(one, upstream, setting)[1] for c, one in own.items()}
-            label = f"{name} <small>{words}, {tables.SHORT[setting]}</small>"
-            rows.append(("fc-calibrated", [label, *(found.get(c, "–") for c in columns)]))
+            margins = {c: tables.gains(data, upstream, setting)[1] for c, data in by_column.items()}
+            label = f"{name} <small>{source}, {tables.SHORT[setting]}</small>"
+            rows.append(("fc-calibrated", [label, *(margins.get(c, "–") for c in columns)]))
     caption = (
         "FeatCal minus the better adapter, average accuracy, points."
         " Above, below: by more than two standard errors."
     )
-    return listed(["After", *columns], rows, caption, "fc-long")
+    return tabulate(["After", *columns], rows, caption, "fc-long")
 
 
 def extended(suite: str, role: str) -> PageOutput:
     """Return Table 2: averages at the printed and the tuned settings, a column per experiment."""
     settings, columns = tables.settings_shown(suite), columns_of(suite, role)
 
-    def look(upstream: str, method: str, setting: str) -> tables.Cells:
+    def cells(upstream: str, method: str, setting: str) -> tables.Cells:
         key = tables.model_key(upstream, method, setting)
-        return tables.cells_of({name: tables.average(ours, key) for name, ours in columns.items()})
+        return tables.cells_of({name: tables.average(data, key) for name, data in columns.items()})
 
-    rows = tables.rows_in_order(look, tables.references_of("table02"), EXTENDED_MERGERS, settings)
+    rows = tables.rows_in_order(cells, tables.references_of("table02"), EXTENDED_MERGERS, settings)
     kind = "synthetic, in the roles of both CLIP models" if suite == "mini" else "CLIP models"
     name = paper.model_name(role, suite) if role == paper.REAL else kind
     caption = f"Average top-1 accuracy (%) — {name}. {LEGEND}"

@@ -1,4 +1,4 @@
-"""Tables 5 and 13 and the page of cost: time, energy and memory of calibrations, and time of every kind of stage.
+"""Tables 5 and 13 and the page of cost: time, energy and memory of calibrations, time of stages.
 
 Costs come from run records, each measured once, or once per seed, on the machine named with it.
 """
@@ -14,8 +14,8 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
-from reproduction.report.figures import shown, stacked
-from reproduction.report.html import PageOutput, TableRow, averaged, listed, note, printed, table
+from reproduction.report.figures import figure_output, stacked
+from reproduction.report.html import PageOutput, TableRow, folded, mean_cell, note, table, tabulate
 from reproduction.report.paper import model_name, model_title, paper_table
 from reproduction.report.statistics import difference, estimate
 from reproduction.report.tables import NAMES, method_settings, settings_of
@@ -23,7 +23,7 @@ from reproduction.report.tables import NAMES, method_settings, settings_of
 ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
 HEAD = ["Time (s)", "Times FeatCal’s", "GPU energy (Wh)", "Peak host memory (MiB)"]
 MEASURES = {"seconds": 1, "energy_wh": 2, "memory_mib": 0}  # decimals
-ROWS = {  # of Table 5: the paper's three in its order, then what the paper has no row for
+ROWS = {  # of Table 5: the paper's three in its order, then rows that the paper lacks
     ("surgery", "each_step"): "Surgery, as published", ("prob_surgery", "each_step"): "ProbSurgery, as published",
     ("featcal", "once"): "FeatCal", ("surgery", "once"): "Surgery, features kept",
     ("prob_surgery", "once"): "ProbSurgery, features kept",
@@ -51,38 +51,37 @@ def times(*experiments: Evidence) -> PageOutput:
     paper = paper_table("table05").set_index("method")["seconds"]
     columns = {"The paper, A800 GPU": {(m, "each_step"): float(paper[m]) for m in ORDER[:2]}}
     columns["The paper, A800 GPU"][FEATCAL] = float(paper["featcal"])
-    for ours in experiments:
-        found = {key: costs["seconds"] for key, costs in _single(ours).items() if costs}
-        columns[f"{model_title(ours.role, ours.suite)}, CPU"] = found
+    for data in experiments:
+        measured = {key: costs["seconds"] for key, costs in _single_costs(data).items() if costs}
+        columns[f"{model_title(data.role, data.suite)}, CPU"] = measured
     rows = [[name] for name in ROWS.values()]
-    for own, (cells, key) in product(columns.values(), zip(rows, ROWS, strict=True)):
-        seconds = own.get(key, math.nan)
-        ratio = seconds / own.get(FEATCAL, math.nan)
-        said = f"{ratio:.1f}× <small>{seconds:.3g} s</small>"
-        cells.append("–" if math.isnan(ratio) else said)
+    for seconds, (cells, key) in product(columns.values(), zip(rows, ROWS, strict=True)):
+        time = seconds.get(key, math.nan)
+        ratio = time / seconds.get(FEATCAL, math.nan)
+        cells.append("–" if math.isnan(ratio) else f"{ratio:.1f}× <small>{time:.3g} s</small>")
     caption = "Time of one calibration as a multiple of FeatCal’s; one run each"
-    return listed(["", *columns], rows, caption)
+    return tabulate(["", *columns], rows, caption)
 
 
-def single(ours: Evidence) -> PageOutput:
+def single(data: Evidence) -> PageOutput:
     """Return Table 5: every way to calibrate, each run once and alone."""
-    labels = {key: name + method_settings(ours, "cost", key[0]) for key, name in ROWS.items()}
-    found = {labels[key]: costs for key, costs in _single(ours).items()}
-    return _costs(found, labels[FEATCAL], "One run each, alone on the machine", ours, "cost.run")
+    labels = {key: name + method_settings(data, "cost", key[0]) for key, name in ROWS.items()}
+    costs = {labels[key]: row_costs for key, row_costs in _single_costs(data).items()}
+    return _costs(costs, labels[FEATCAL], "One run each, alone on the machine", data, "cost.run")
 
 
-def _single(ours: Evidence) -> dict[tuple[str, str], Costs]:
-    runs = select(ours.table("cost.run"), {"setting": settings_of(ours)[-1]})
+def _single_costs(data: Evidence) -> dict[tuple[str, str], Costs]:
+    runs = select(data.table("cost.run"), {"setting": settings_of(data)[-1]})
     return {(m, e): _means(select(runs, {"method": m, "encode": e})) for m, e in ROWS}
 
 
-def averages(ours: Evidence) -> PageOutput:
+def averages(data: Evidence) -> PageOutput:
     """Return Table 13: means over all numbers of samples and seeds."""
-    runs = select(ours.table("samples.run"), {"setting": settings_of(ours)[-1]})
-    labels = {m: ROWS[m, "once"] + method_settings(ours, "samples", m) for m in ORDER}
-    found = {labels[m]: _means(select(runs, {"method": m})) for m in ORDER}
-    about = f"Means over all numbers of {ours.inputs} and seeds"
-    return _costs(found, labels["featcal"], about, ours, "samples.run")
+    runs = select(data.table("samples.run"), {"setting": settings_of(data)[-1]})
+    labels = {m: ROWS[m, "once"] + method_settings(data, "samples", m) for m in ORDER}
+    costs = {labels[m]: _means(select(runs, {"method": m})) for m in ORDER}
+    title = f"Means over all numbers of {data.inputs} and seeds"
+    return _costs(costs, labels["featcal"], title, data, "samples.run")
 
 
 def _means(rows: pd.DataFrame) -> Costs:
@@ -91,30 +90,30 @@ def _means(rows: pd.DataFrame) -> Costs:
 
 
 def _costs(
-    found: dict[str, Costs], relative_to: str, about: str, ours: Evidence, kind: str
+    by_label: dict[str, Costs], relative_to: str, title: str, data: Evidence, kind: str
 ) -> PageOutput:
     """Return a table of costs with the machine below it."""
-    name, several = model_name(ours.role, ours.suite), [costs for costs in found.values() if costs]
-    if not several:
+    name, known = model_name(data.role, data.suite), [c for c in by_label.values() if c]
+    if not known:
         return PageOutput(note(f"○ not run: no times — {name}."))
-    featcal, rows = found[relative_to].get("seconds", math.nan), []
-    for label, costs in found.items():
+    featcal, rows = by_label[relative_to].get("seconds", math.nan), []
+    for label, costs in by_label.items():
         cells = []
         for measure, value in costs.items():
             text = f"{value:.{MEASURES[measure]}f}"
-            lowest = value == min(one[measure] for one in several)
+            lowest = value == min(other[measure] for other in known)
             text = f"<strong>{text}</strong>" if lowest else text
             cells.append("not measured" if math.isnan(value) else text)
         ratio = costs.get("seconds", math.nan) / featcal
         cells.insert(1, "–" if math.isnan(ratio) else f"{ratio:.1f}×")
         rows.append([label, *(cells if costs else ["not run", *["–"] * (len(HEAD) - 1)])])
-    caption = f"{about} — {name}. Bold: lowest."
-    record = ours.record(kind)
-    threads, beside = record.get("threads"), record.get("at_once", 1)
-    energy = " Energy: not measured, no GPU." if ours.table(kind)["energy_wh"].isna().all() else ""
+    caption = f"{title} — {name}. Bold: lowest."
+    record = data.record(kind)
+    threads, jobs = record.get("threads"), record.get("at_once", 1)
+    energy = " Energy: not measured, no GPU." if data.table(kind)["energy_wh"].isna().all() else ""
     below = (
-        f"Machine: {ours.machine(kind)}; threads per process: {threads or 'torch’s default'};"
-        f" runs at the same time: {beside}.{energy}"
+        f"Machine: {data.machine(kind)}; threads per process: {threads or 'torch’s default'};"
+        f" runs at the same time: {jobs}.{energy}"
     )
     return PageOutput(table(["Method", *HEAD], rows, caption) + note(below))
 
@@ -129,37 +128,37 @@ def printed_costs(name: str) -> PageOutput:
         cells += [f"{row['gpu_energy_wh']:.1f}", f"{row['cpu_rss_gib'] * 1024:.0f}"]
         rows.append([NAMES[method], *cells])
     caption = f"The paper’s Table {int(name[-2:])}, as printed, memory from GiB: CLIP-ViT-B/32 on an A800 GPU"
-    return printed(table(["Method", *HEAD], rows, caption))
+    return folded(table(["Method", *HEAD], rows, caption))
 
 
 def audit(*experiments: Evidence) -> PageOutput:
     """Return the accuracy of the adapters as published after fewer steps than all."""
-    steps = sorted({step for ours in experiments for step in ours.table("cost")["step"]})
+    steps = sorted({step for data in experiments for step in data.table("cost")["step"]})
     rows = []
-    for ours, method in product(experiments if steps else (), ORDER[:2]):
+    for data, method in product(experiments if steps else (), ORDER[:2]):
         keys = ({"method": method, "step": step} for step in steps)
-        found = [estimate(select(ours.table("cost"), key)) for key in keys]
-        label = f"{NAMES[method]} <small>{model_name(ours.role, ours.suite)}</small>"
-        rows.append([label, *map(averaged, found)])
+        averages = [estimate(select(data.table("cost"), key)) for key in keys]
+        label = f"{NAMES[method]} <small>{model_name(data.role, data.suite)}</small>"
+        rows.append([label, *map(mean_cell, averages)])
     caption = "Average top-1 accuracy (%) of the adapters as published after so many steps"
     head = ["Adapter", *(f"{step} steps" for step in steps)]
-    return listed(head, rows, caption, "fc-accuracy", "no scores of adapters after fewer steps")
+    return tabulate(head, rows, caption, "fc-accuracy", "no scores of adapters after fewer steps")
 
 
-def quickest(suite: str) -> dict[str, float]:
-    """Return seconds by stage on record; of several runs the quickest: others shared the machine."""
-    found: dict[str, float] = {}
+def stage_seconds(suite: str) -> dict[str, float]:
+    """Return the recorded seconds of every stage, of its fastest run: others shared the machine."""
+    shortest: dict[str, float] = {}
     for record in _records(suite):
-        for stage, spent in record.get("seconds", {}).items():
-            found[stage] = min(spent, found.get(stage, math.inf))
-    return found
+        for stage, seconds in record.get("seconds", {}).items():
+            shortest[stage] = min(seconds, shortest.get(stage, math.inf))
+    return shortest
 
 
 def machines(suite: str) -> list[str]:
     """Return every machine that the records name."""
     hosts = [record["host"] for record in _records(suite) if record.get("host")]
-    own = (f"{h['cpu']}, {h.get('cores', 1)} cores, {h.get('gpu', 'no GPU')}" for h in hosts)
-    return sorted(set(own))
+    names = {f"{h['cpu']}, {h.get('cores', 1)} cores, {h.get('gpu', 'no GPU')}" for h in hosts}
+    return sorted(names)
 
 
 def _records(suite: str) -> list[dict[str, Any]]:
@@ -167,23 +166,24 @@ def _records(suite: str) -> list[dict[str, Any]]:
 
 
 def by_kind(suite: str) -> PageOutput:
-    """Add up the seconds of all stages on record by what they make."""
-    spent: dict[str, list[float]] = {verb: [] for verb in VERBS}
-    for stage, seconds in quickest(suite).items():
-        spent.setdefault(stage.partition("@")[0], []).append(seconds)
+    """Add up the recorded seconds of all stages by their kind."""
+    by_verb: dict[str, list[float]] = {verb: [] for verb in VERBS}
+    for stage, seconds in stage_seconds(suite).items():
+        by_verb.setdefault(stage.partition("@")[0], []).append(seconds)
     rows: list[TableRow] = []
-    for verb, own in spent.items():
+    for verb, verb_seconds in by_verb.items():
         name = VERBS.get(verb, f"study: {verb.replace('_', ' ')}")
-        rows += [[name, str(len(own)), f"{sum(own) / 60:.1f}"]] if own else []
+        if verb_seconds:
+            rows.append([name, str(len(verb_seconds)), f"{sum(verb_seconds) / 60:.1f}"])
     if rows:
-        every = [seconds for own in spent.values() for seconds in own]
-        rows.append(("fc-total", ["all", str(len(every)), f"{sum(every) / 60:.0f}"]))
+        all_seconds = [seconds for verb_seconds in by_verb.values() for seconds in verb_seconds]
+        rows.append(("fc-total", ["all", str(len(all_seconds)), f"{sum(all_seconds) / 60:.0f}"]))
     caption = f"Time of every kind of stage on {'; '.join(map(escape, machines(suite)))}"
-    return listed(["What is made", "Stages", "Minutes"], rows, caption, "", "no run records")
+    return tabulate(["What is made", "Stages", "Minutes"], rows, caption, "", "no run records")
 
 
 def speed() -> PageOutput:
-    """List how many times as long as ours the method's published form takes, with the circumstances."""
+    """List the time of the method's published form as a multiple of ours, with the conditions."""
     rows = []
     for row in csv.DictReader(SPEED.read_text().splitlines()):
         spread = f"{row['low']} to {row['high']}" if int(row["pairs"]) > 1 else "one pair"
@@ -192,28 +192,28 @@ def speed() -> PageOutput:
         rows.append([name, f"{row['ratio']}<small>{spread}</small>", *map(escape, how)])
     head = ["Tasks × images", "Published / ours", "Instructions", "Threads", "Products"]
     caption = "Time of one calibration of ViT-B/32's shape: the published form's over ours"
-    return listed([*head, "Date", "Commit"], rows, caption, "", "`make bench`")
+    return tabulate([*head, "Date", "Commit"], rows, caption, "", "`make bench`")
 
 
 def growth() -> PageOutput:
-    """Draw time and memory of one calibration over those at the smallest size, both axes logarithmic."""
-    what, found = "growth of a calibration", read_json(GROWTH).get("series", {})
-    if not found:
-        return shown(None, what)
-    with stacked(len(found), 2.6 * len(found)) as (figure, spots):
-        for axes, (key, series) in zip(spots, found.items(), strict=True):
+    """Draw time and memory of a calibration relative to the smallest size, on logarithmic axes."""
+    title, series_by_key = "growth of a calibration", read_json(GROWTH).get("series", {})
+    if not series_by_key:
+        return figure_output(None, title)
+    with stacked(len(series_by_key), 2.6 * len(series_by_key)) as (figure, panels):
+        for axes, (key, series) in zip(panels, series_by_key.items(), strict=True):
             sizes = [point["size"] for point in series["points"]]
             for measure, exponent in series["exponents"].items():
-                name, colour, look = LOOKS[measure]
+                name, colour, line_format = LOOKS[measure]
                 values = [point["took"][measure] for point in series["points"]]
-                over = [value / values[0] for value in values]
-                words = f"{name}: exponent {exponent:.2f}"
-                axes.loglog(sizes, over, look, color=colour, label=words)
+                ratios = [value / values[0] for value in values]
+                label = f"{name}: exponent {exponent:.2f}"
+                axes.loglog(sizes, ratios, line_format, color=colour, label=label)
             axes.set_xticks(sizes, [str(size) for size in sizes])
             axes.minorticks_off()
             axes.set(xlabel=KEYS[key], ylabel="times the smallest")
             axes.legend(loc="upper left")
-        return shown(figure, what)
+        return figure_output(figure, title)
 
 
 def plans() -> PageOutput:
@@ -221,49 +221,50 @@ def plans() -> PageOutput:
     rows = []
     for key, series in read_json(GROWTH).get("series", {}).items():
         for point in series["points"]:
-            took = point["took"]
-            memory, ratio = took["host_bytes"], point["planned"]["host_bytes"] / took["host_bytes"]
-            cells = [f"{took['seconds']:.1f}" if "seconds" in took else "–"]
-            cells += [f"{memory / 2**20:.0f}", f"{ratio:.2f}"]
+            measured, planned = point["took"], point["planned"]["host_bytes"]
+            memory = measured["host_bytes"]
+            cells = [f"{measured['seconds']:.1f}" if "seconds" in measured else "–"]
+            cells += [f"{memory / 2**20:.0f}", f"{planned / memory:.2f}"]
             rows.append([f"{KEYS[key]}: {point['size']}", *cells])
     head = ["", "Seconds", "MiB above the imports", "Planned / taken"]
     caption = "Every calibration of the figure, and the memory planned for it"
-    return listed(head, rows, caption, missing="no growth")
+    return tabulate(head, rows, caption, missing="no growth")
 
 
 def choices(suite: str) -> PageOutput:
     """List how far each choice that the paper leaves open moves the score of a language model."""
     rows = []
-    for place, name in CHOICES.items():
-        ours = Evidence(suite, *place)
-        default = ours.settings("choices").get("study", {}).get("reading", {})
-        for choice, option, mean, moved_by, noise in moved(ours):
-            usual = default.get(choice)
-            small = name + f"; default {usual}" * (usual is not None)
-            words = f"{WORDS[choice]}: {escape(option)}<small>{small}</small>"
+    for experiment, name in CHOICES.items():
+        data = Evidence(suite, *experiment)
+        default = data.settings("choices").get("study", {}).get("reading", {})
+        for choice, option, mean, moved_by, noise in choice_effects(data):
+            default_option = default.get(choice)
+            small = name + f"; default {default_option}" * (default_option is not None)
+            label = f"{WORDS[choice]}: {escape(option)}<small>{small}</small>"
             verdict = "moves the score" if abs(moved_by) > noise else "within noise"
-            rows.append([words, f"{mean:.1f}", f"{moved_by:+.1f} ± {noise:.1f}", verdict])
+            rows.append([label, f"{mean:.1f}", f"{moved_by:+.1f} ± {noise:.1f}", verdict])
     head = ["Changed, one at a time", "Average score (%)", "Change", ""]
     caption = "Choices that the paper leaves open; ± two standard errors"
-    return listed(head, rows, caption, "fc-words", "no study of open choices")
+    return tabulate(head, rows, caption, "fc-words", "no study of open choices")
 
 
-def moved(ours: Evidence) -> list[tuple[str, str, float, float, float]]:
+def choice_effects(data: Evidence) -> list[tuple[str, str, float, float, float]]:
     """Return choice, option, mean, change against the default's draws, and two standard errors.
 
     These are 2·√(s²(1 + 1/S) + v): s the deviation of the default's S draws, v what other test texts would do
     to the difference, which paired answers show. Empty where the default has fewer than two draws.
     """
-    rows = ours.table("choices")
+    rows = data.table("choices")
     default = select(rows, {"default": 1})
     draws = [float(value) for value in default.groupby("seed")["value"].mean()]
     if len(draws) < 2:
         return []
-    by_draw, found = variance(draws) * (1 + 1 / len(draws)), []
-    own = select(rows, {"default": 0}).groupby(["choice", "option"], sort=False)
-    for (choice, option), part in own:
-        ends = [(w, one) for w, side in ((1.0, part), (-1.0, default)) if (one := estimate(side))]
-        texts = difference(ends).variance - sum(one.seed_variance for _, one in ends)
-        mean, room = float(part["value"].mean()), 2 * math.sqrt(by_draw + texts)
-        found.append((str(choice), str(option), mean, mean - fmean(draws), room))
-    return found
+    by_draw, effects = variance(draws) * (1 + 1 / len(draws)), []
+    others = select(rows, {"default": 0}).groupby(["choice", "option"], sort=False)
+    for (choice, option), option_rows in others:
+        changed, usual = estimate(option_rows), estimate(default)
+        texts = difference([(1.0, changed), (-1.0, usual)]).variance
+        texts -= changed.seed_variance + usual.seed_variance
+        mean, room = float(option_rows["value"].mean()), 2 * math.sqrt(by_draw + texts)
+        effects.append((str(choice), str(option), mean, mean - fmean(draws), room))
+    return effects

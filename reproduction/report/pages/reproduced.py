@@ -1,4 +1,4 @@
-"""How the suite `paper`, which runs the paper's own checkpoints, compares with every printed value.
+"""Compare results of the suite `paper`, which runs the paper's checkpoints, with printed values.
 
 Other suites have other models and data; they are compared by claim, never by value.
 """
@@ -14,8 +14,8 @@ from reproduction.report.statistics import Estimate
 
 SUITE, SETTING = "paper", "paper"
 ROUNDING = 0.05  # half a unit of the last printed digit, in points
-# Table 12 repeats this experiment of Table 1 under three seeds, so its printed deviation says how
-# far one run of the paper's own may lie off.
+# Table 12 repeats this experiment of Table 1 with three seeds, so its printed deviation is the
+# error of one run of the paper.
 REPEATED, REPEATED_SAMPLES = ("clip_b32", "8", "task_arithmetic"), 256
 MODEL = ("upstream", "method", "setting")  # the columns that name a printed row
 
@@ -26,17 +26,17 @@ class Compared:
 
     row: str
     column: str
-    ours: Estimate
+    measured: Estimate
     printed: float
-    corrected: float | None = None  # what fits in place of a cell that cannot be right
-    spread: float | None = None  # the paper's own deviation, over so many seeds
-    seeds: int = 1
+    corrected: float | None = None  # replaces a cell that cannot be right
+    spread: float | None = None  # the paper's own deviation
+    seeds: int = 1  # that the deviation is over
     doubt: str = ""  # why the printed cell may be wrong
 
     def reproduced(self, value: float) -> bool:
         """Return True if ours differs from `value` by no more than is allowed."""
-        allowed = tolerance(self.ours, self.spread, self.seeds)
-        return abs(self.ours.mean - value) <= allowed + 1e-9
+        allowed = tolerance(self.measured, self.spread, self.seeds)
+        return abs(self.measured.mean - value) <= allowed + 1e-9
 
     @property
     def as_printed(self) -> bool:
@@ -44,50 +44,50 @@ class Compared:
 
     @property
     def as_corrected(self) -> bool:
-        """Return True if reproduced in the corrected form, or as printed where there is none."""
+        """Return True if the corrected value is reproduced, or else the printed one."""
         return self.reproduced(self.printed if self.corrected is None else self.corrected)
 
 
-def against_printed(ours: Evidence | None, number: str, suite: str = "") -> str:
+def against_printed(data: Evidence | None, number: str, suite: str = "") -> str:
     """Return the comparison with a printed table as HTML; empty in suites other than `paper`."""
-    if (ours.suite if ours else suite) != SUITE or not number:
+    if (data.suite if data else suite) != SUITE or not number:
         return ""
-    return shown(list(compared(ours, number)), number)
+    return comparison_html(list(compared(data, number)), number)
 
 
-def compared(ours: Evidence | None, number: str) -> Iterator[Compared]:
+def compared(data: Evidence | None, number: str) -> Iterator[Compared]:
     """Yield every cell of a printed table for which there are results.
 
-    ours: of one role and pool; None for Table 2, whose columns are averages of other experiments.
+    data: of one role and pool; None for Table 2, whose columns are averages of other experiments.
     """
-    model = paper.PAPER_MODELS[ours.role] if ours else ""
+    model = paper.PAPER_MODELS[data.role] if data else ""
     printed = paper.paper_table(number, model)
     fixed = paper.corrected_table(number, model)["value"]
-    keys = dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True)) if ours else {}
-    models = {key: tables.by_task(ours, _key(*key)) for key in keys}
-    for (_, cell), better in zip(printed.iterrows(), fixed, strict=True):
+    keys = dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True)) if data else {}
+    models = {key: tables.by_task(data, _key(*key)) for key in keys}
+    for (_, cell), corrected_value in zip(printed.iterrows(), fixed, strict=True):
         upstream, method, task = (str(cell[name]) for name in ("upstream", "method", "task"))
         name, spread = tables.row_name(upstream, method), None
-        if ours is None:
+        if data is None:
             value = tables.average(Evidence(SUITE, *paper.EXTENDED[task]), _key(upstream, method))
         else:
             value = models[upstream, method, cell["setting"]].get(task)
-            spread = _printed_spread(ours, upstream, method) if task == paper.AVERAGE else None
+            spread = _printed_spread(data, upstream, method) if task == paper.AVERAGE else None
             name = f"{cell['setting'].capitalize()} expert" if cell["setting"] else name
         if value is not None:
-            corrected = None if better == cell["value"] else float(better)
+            corrected = None if corrected_value == cell["value"] else float(corrected_value)
             doubt = paper.reason(number, upstream, method, task, model)
             yield Compared(name, task, value, float(cell["value"]), corrected, spread, 1, doubt)
 
 
-def tolerance(ours: Estimate, spread: float | None = None, seeds: int = 1) -> float:
+def tolerance(measured: Estimate, spread: float | None = None, seeds: int = 1) -> float:
     """Return half a unit of the last printed digit plus two standard errors, in points.
 
-    The variance is ours (test images and, of S seeds, s²/S) and the paper's: its σ²/seeds where it
+    The variance adds ours (test images and, of S seeds, s²/S) and the paper's: its σ²/seeds if it
     prints a deviation, else that of one run of ours, s².
     """
-    theirs = spread if spread is not None else ours.spread or 0.0
-    return ROUNDING + 2 * (ours.variance + theirs**2 / seeds) ** 0.5
+    paper_spread = spread if spread is not None else measured.spread or 0.0
+    return ROUNDING + 2 * (measured.variance + paper_spread**2 / seeds) ** 0.5
 
 
 def _key(upstream: str, method: str, expert: str = "") -> tables.Key:
@@ -96,41 +96,41 @@ def _key(upstream: str, method: str, expert: str = "") -> tables.Key:
     return tables.model_key(upstream, method, SETTING)
 
 
-def _printed_spread(ours: Evidence, upstream: str, method: str) -> float | None:
+def _printed_spread(data: Evidence, upstream: str, method: str) -> float | None:
     """Return the paper's deviation over seeds, for the one experiment that it repeats."""
-    if (ours.role, ours.pool, upstream) != REPEATED:
+    if (data.role, data.pool, upstream) != REPEATED:
         return None
-    wanted = {"method": method, "samples_per_task": REPEATED_SAMPLES}
-    own = select(paper.paper_table("table12"), wanted)
-    return float(own["std"].iloc[0]) if len(own) else None
+    columns = {"method": method, "samples_per_task": REPEATED_SAMPLES}
+    printed = select(paper.paper_table("table12"), columns)
+    return float(printed["std"].iloc[0]) if len(printed) else None
 
 
-def shown(found: Sequence[Compared], number: str) -> str:
-    """Return the count of reproduced cells, and one click away a table of all of them."""
+def comparison_html(cells: Sequence[Compared], number: str) -> str:
+    """Return the count of reproduced cells, and a folded table of all of them."""
     name = f"Table {int(number[-2:])}"
-    if not found:
+    if not cells:
         return note(f"○ not run: nothing to compare with the paper’s {name}.")
-    heads = list(dict.fromkeys(one.column for one in found))
-    cells = {(one.row, one.column): _cell(one) for one in found}
-    rows = dict.fromkeys(one.row for one in found)
-    body = [[escape(row), *(cells.get((row, head), "–") for head in heads)] for row in rows]
+    heads = list(dict.fromkeys(cell.column for cell in cells))
+    texts = {(cell.row, cell.column): _cell(cell) for cell in cells}
+    rows = dict.fromkeys(cell.row for cell in cells)
+    body = [[escape(row), *(texts.get((row, head), "–") for head in heads)] for row in rows]
     titles = ["Average" if h == paper.AVERAGE else escape(paper.title_of(h) or h) for h in heads]
     caption = (
         f"{name}: ours; printed, corrected: the paper’s value and the difference. ✓ within half a"
         " unit of the last printed digit and two standard errors of both."
     )
     html = table(["Model", *titles], body, caption, "fc-accuracy")
-    printed = sum(one.as_printed for one in found)
-    fixed = sum(one.as_corrected and not one.as_printed for one in found)
-    said = f"{printed} of {len(found)} values reproduced as printed, {fixed} as corrected"
-    return note(f"{name}: {said}") + fold(f"Value by value, {name}", html)
+    printed = sum(cell.as_printed for cell in cells)
+    corrected = sum(cell.as_corrected and not cell.as_printed for cell in cells)
+    counts = f"{printed} of {len(cells)} values reproduced as printed, {corrected} as corrected"
+    return note(f"{name}: {counts}") + fold(f"Value by value, {name}", html)
 
 
-def _cell(one: Compared) -> str:
-    """Return ✓ or ✗ with our value; below it what it is compared with."""
-    lines = [f"<small>printed {one.printed:.1f}, {one.ours.mean - one.printed:+.1f}</small>"]
-    if one.corrected is not None:
-        lines.append(f"<small>corrected {one.corrected:.1f}</small>")
-    elif one.doubt:
-        lines.append(f'<small title="{escape(one.doubt)}">in doubt</small>')
-    return f"{'✓' if one.as_corrected else '✗'}&nbsp;{one.ours.mean:.1f}{''.join(lines)}"
+def _cell(cell: Compared) -> str:
+    """Return ✓ or ✗ with our value, and the printed and corrected values below it."""
+    lines = [f"<small>printed {cell.printed:.1f}, {cell.measured.mean - cell.printed:+.1f}</small>"]
+    if cell.corrected is not None:
+        lines.append(f"<small>corrected {cell.corrected:.1f}</small>")
+    elif cell.doubt:
+        lines.append(f'<small title="{escape(cell.doubt)}">in doubt</small>')
+    return f"{'✓' if cell.as_corrected else '✗'}&nbsp;{cell.measured.mean:.1f}{''.join(lines)}"

@@ -1,4 +1,4 @@
-"""Tables 6 and 12, Figures 3 and 4: how many samples calibration needs, and what damaged ones cost.
+"""Tables 6 and 12, Figures 3 and 4: accuracy by number of samples, and from damaged samples.
 
 Damage is done to calibration samples only; test samples are clean.
 """
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report import figures, tables
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import PageOutput, listed, margin, note, printed, table
+from reproduction.report.html import PageOutput, folded, margin, note, table, tabulate
 from reproduction.report.pages import reproduced
 from reproduction.report.paper import AVERAGE, REAL, model_name, model_title, paper_table
 from reproduction.report.statistics import Estimate, estimate, highest
@@ -26,199 +26,203 @@ STYLES = ("-", (0, (3, 1, 1, 1, 1, 1)))  # of FeatCal's curves, by setting
 def by_number_answer(*experiments: Evidence) -> PageOutput:
     """Return FeatCal with the fewest samples against the merger, the most, and the adapters."""
     rows = []
-    for ours in experiments:
-        merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
-        surgery, prob_surgery, *calibrated = _order(ours)
+    for data in experiments:
+        merged = tables.average(data, (UPSTREAM, "merged", ""), "samples")
+        surgery, prob_surgery, *calibrated = _methods(data)
         for method, setting in calibrated:
-            budgets = _rows(ours, method, setting)["samples"]
+            budgets = _rows(data, method, setting)["samples"]
             few, many = budgets.min(), budgets.max()
-            ends = {n: _at(ours, method, setting, n) for n in (few, many)}
-            best = {n: highest(_at(ours, *one, n) for one in (surgery, prob_surgery)) for n in ends}
-            cells = [margin(ends[few], merged), margin(ends[many], ends[few])]
-            cells += [margin(one, best[n]) for n, one in ends.items()]
+            featcal = {n: _estimate_at(data, method, setting, n) for n in (few, many)}
+            cells = [margin(featcal[few], merged), margin(featcal[many], featcal[few])]
+            for n, score in featcal.items():
+                adapters = (_estimate_at(data, *adapter, n) for adapter in (surgery, prob_surgery))
+                cells.append(margin(score, highest(adapters)))
             at = f"<small>{few} and {many} per task, {tables.SHORT[setting]}</small>"
-            rows.append([f"{model_title(ours.role, ours.suite)} {at}", *cells])
+            rows.append([f"{model_title(data.role, data.suite)} {at}", *cells])
     head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
     head.append("− better adapter, most")
     caption = "Differences of the average accuracy, points. Above, below: by more than two SE."
-    return listed(head, rows, caption, "fc-long", "not run")
+    return tabulate(head, rows, caption, "fc-long", "not run")
 
 
-def _order(ours: Evidence) -> list[tuple[str, str]]:
+def _methods(data: Evidence) -> list[tuple[str, str]]:
     """Return the rows of Table 12, method and setting: adapters, then FeatCal, printed first."""
-    settings = tables.settings_of(ours)
+    settings = tables.settings_of(data)
     adapters = [(method, settings[-1]) for method in tables.ADAPTERS]
-    return adapters + [("featcal", one) for one in settings if len(_rows(ours, "featcal", one))]
+    return adapters + [("featcal", s) for s in settings if len(_rows(data, "featcal", s))]
 
 
-def _rows(ours: Evidence, method: str, setting: str) -> pd.DataFrame:
+def _rows(data: Evidence, method: str, setting: str) -> pd.DataFrame:
     key = {"upstream": UPSTREAM, "setting": setting, "method": method}
-    return select(ours.table("samples"), key)
+    return select(data.table("samples"), key)
 
 
-def _at(ours: Evidence, method: str, setting: str, samples: int) -> Estimate | None:
-    return estimate(select(_rows(ours, method, setting), {"samples": samples}))
+def _estimate_at(data: Evidence, method: str, setting: str, samples: int) -> Estimate | None:
+    return estimate(select(_rows(data, method, setting), {"samples": samples}))
 
 
-def measured(ours: Evidence) -> pd.DataFrame:
+def mean_accuracies(data: Evidence) -> pd.DataFrame:
     """Return average accuracy (%) of every method and number of samples, and its deviation."""
-    found = []
-    for key in _order(ours):
-        groups = ((n, estimate(own)) for n, own in _rows(ours, *key).groupby("samples"))
-        found += [(*key, n, one.mean, one.spread) for n, one in groups if one]
+    means = []
+    for key in _methods(data):
+        groups = ((n, estimate(size_rows)) for n, size_rows in _rows(data, *key).groupby("samples"))
+        means += [(*key, n, mean.mean, mean.spread) for n, mean in groups if mean]
     columns = ["method", "setting", "samples", "mean", "sd"]
-    return pd.DataFrame(found, columns=columns).astype({"sd": float})
+    return pd.DataFrame(means, columns=columns).astype({"sd": float})
 
 
-def means(ours: Evidence) -> PageOutput:
+def means(data: Evidence) -> PageOutput:
     """Return Table 12: mean and standard deviation over seeds, the best of a column in bold."""
-    found = measured(ours)
-    name = model_name(ours.role, ours.suite)
-    if found.empty:
+    accuracies = mean_accuracies(data)
+    name = model_name(data.role, data.suite)
+    if accuracies.empty:
         return PageOutput(note(f"○ not run: accuracy by number of samples — {name}."))
-    merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
+    merged = tables.average(data, (UPSTREAM, "merged", ""), "samples")
     start = f" Task arithmetic alone: {merged.mean:.1f}." if merged else ""
-    caption = f"Average top-1 accuracy (%) by {ours.inputs} per task, sd over seeds — {name}.{start} Bold: best."
-    labels = dict.fromkeys(zip(found["method"], found["setting"], strict=True), "")
+    caption = f"Average top-1 accuracy (%) by {data.inputs} per task, sd over seeds — {name}.{start} Bold: best."
+    labels = dict.fromkeys(zip(accuracies["method"], accuracies["setting"], strict=True), "")
     for method, setting in labels:
-        words = tables.method_settings(ours, "samples", method, setting)
-        labels[method, setting] = tables.METHODS[method] + words
-    runs = ours.table("samples.run")
+        settings = tables.method_settings(data, "samples", method, setting)
+        labels[method, setting] = tables.METHODS[method] + settings
+    runs = data.table("samples.run")
     fewer = runs[runs["images"] < runs["samples"]][["samples", "images"]].drop_duplicates()
     counts = ", ".join(f"n = {n}: {has}" for n, has in fewer.itertuples(index=False))
-    short = f"Largest split of some methods, {ours.inputs} per task: {counts}."
-    html = _means_table(found, labels, caption) + (note(short) if counts else "")
-    if ours.suite == reproduced.SUITE:
-        html += reproduced.shown(compared_means(ours), "table12")
+    short = f"Largest split of some methods, {data.inputs} per task: {counts}."
+    html = _means_table(accuracies, labels, caption) + (note(short) if counts else "")
+    if data.suite == reproduced.SUITE:
+        html += reproduced.comparison_html(compared_means(data), "table12")
     return PageOutput(html)
 
 
 def printed_means() -> PageOutput:
     """Return the paper's Table 12, one click away."""
-    found = paper_table("table12").rename(columns={"samples_per_task": "samples", "std": "sd"})
+    names = {"samples_per_task": "samples", "std": "sd"}
+    rows = paper_table("table12").rename(columns=names).assign(setting="")
     caption = "The paper’s Table 12, as printed: CLIP-ViT-B/32"
     labels = {(method, ""): name for method, name in tables.METHODS.items()}
-    return printed(_means_table(found.assign(setting=""), labels, caption))
+    return folded(_means_table(rows, labels, caption))
 
 
-def _means_table(found: pd.DataFrame, labels: dict[tuple[str, str], str], caption: str) -> str:
-    best = found["mean"].round(1).groupby(found["samples"]).max()
+def _means_table(means: pd.DataFrame, labels: dict[tuple[str, str], str], caption: str) -> str:
+    best = means["mean"].round(1).groupby(means["samples"]).max()
     cells = {}
-    for one in found.itertuples():
-        spread, top = one.sd if one.sd == one.sd else None, round(one.mean, 1) == best[one.samples]
-        cells[one.method, one.setting, one.samples] = tables.Cell(one.mean, spread, best=top)
+    for row in means.itertuples():
+        spread = None if pd.isna(row.sd) else row.sd
+        cell = tables.Cell(row.mean, spread, best=round(row.mean, 1) == best[row.samples])
+        cells[row.method, row.setting, row.samples] = tables.cell_html(cell)
     rows = []
     for key, label in labels.items():
-        rows.append([label, *(tables.number(cells.get((*key, n))) for n in best.index)])
+        rows.append([label, *(cells.get((*key, n), tables.cell_html(None)) for n in best.index)])
     head = ["Task Arithmetic", *(f"n = {n}" for n in best.index)]
     return table(head, rows, caption, "fc-accuracy")
 
 
-def compared_means(ours: Evidence) -> list[reproduced.Compared]:
+def compared_means(data: Evidence) -> list[reproduced.Compared]:
     """Return our value for every cell of Table 12, whose deviations over three seeds it prints."""
     cells = []
     for _, cell in paper_table("table12").iterrows():
         method, n = cell["method"], cell["samples_per_task"]
-        if value := _at(ours, method, tables.settings_of(ours)[0], n):
-            both = {"printed": float(cell["mean"]), "spread": float(cell["std"]), "seeds": 3}
-            cells.append(reproduced.Compared(tables.METHODS[method], f"n = {n}", value, **both))
+        if value := _estimate_at(data, method, tables.settings_of(data)[0], n):
+            row, printed = tables.METHODS[method], float(cell["mean"])
+            errors = {"spread": float(cell["std"]), "seeds": 3}
+            cells.append(reproduced.Compared(row, f"n = {n}", value, printed, **errors))
     return cells
 
 
-def curves(ours: Evidence) -> PageOutput:
+def curves(data: Evidence) -> PageOutput:
     """Return Figure 3: mean over seeds with one standard deviation up and down."""
-    what, points = f"accuracy by number of {ours.inputs}", measured(ours)
+    title, points = f"accuracy by number of {data.inputs}", mean_accuracies(data)
     if points.empty:
-        return figures.shown(None, what)
+        return figures.figure_output(None, title)
     budgets = sorted(points["samples"].unique())
     with figures.one_panel(4.4) as (figure, axes):
-        for (method, setting), own in points.groupby(["method", "setting"], sort=False):
-            look = figures.CURVES[method] | {"linestyle": figures.DASHES[method]}
-            look |= {"lw": 2, "ms": 8, "capsize": 4}
+        for (method, setting), curve in points.groupby(["method", "setting"], sort=False):
+            style = figures.CURVES[method] | {"linestyle": figures.DASHES[method]}
+            style |= {"lw": 2, "ms": 8, "capsize": 4}
             if method == "featcal":
-                at = tables.settings_of(ours).index(setting)
-                label = f"{look['label']}, {tables.SHORT[setting]}"
-                look |= {"linestyle": STYLES[at], "label": label}
-            axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), **look)
-        merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
+                at = tables.settings_of(data).index(setting)
+                label = f"{style['label']}, {tables.SHORT[setting]}"
+                style |= {"linestyle": STYLES[at], "label": label}
+            axes.errorbar(curve["samples"], curve["mean"], yerr=curve["sd"].fillna(0.0), **style)
+        merged = tables.average(data, (UPSTREAM, "merged", ""), "samples")
         if merged is not None:
-            look = {"color": figures.COLOURS["merged"], "lw": 1.6, "linestyle": ":"}
-            axes.axhline(merged.mean, label="merged, not calibrated", **look)
+            style = {"color": figures.COLOURS["merged"], "lw": 1.6, "linestyle": ":"}
+            axes.axhline(merged.mean, label="merged, not calibrated", **style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(budgets, [str(n) for n in budgets])
         axes.minorticks_off()
-        axes.set(xlabel=f"{ours.inputs} per task, n (logarithmic)", ylabel="average accuracy (%)")
+        axes.set(xlabel=f"{data.inputs} per task, n (logarithmic)", ylabel="average accuracy (%)")
         figures.legend(axes, 2, below=True, handlelength=2.6)
-        return figures.shown(figure, what)
+        return figures.figure_output(figure, title)
 
 
 # damaged samples
 
 
-def kinds(ours: Evidence) -> dict[str, str]:
-    """Return the kinds of calibration samples by name: the paper's three, or those of texts."""
-    run = dict.fromkeys(ours.table("corrupted")["corruption"]) or {"clean": None}
-    return {kind: _name(kind) for kind in run} if ours.role == REAL else KINDS
+def kinds(data: Evidence) -> dict[str, str]:
+    """Return the names of the kinds of calibration samples: the paper's, or those of texts."""
+    corruptions = dict.fromkeys(data.table("corrupted")["corruption"]) or {"clean": None}
+    return {kind: _name(kind) for kind in corruptions} if data.role == REAL else KINDS
 
 
 def _name(kind: str) -> str:
     return KINDS.get(kind) or kind.replace("_", " ").replace("-", " ").capitalize()
 
 
-def after_damage(ours: Evidence, method: str, kind: str, setting: str = "") -> Estimate | None:
+def after_damage(data: Evidence, method: str, kind: str, setting: str = "") -> Estimate | None:
     """Return the mean over tasks from one kind of samples, or over all kinds."""
-    rows = select(ours.table("corrupted"), {"upstream": UPSTREAM, "method": method})
+    rows = select(data.table("corrupted"), {"upstream": UPSTREAM, "method": method})
     if method != "merged":
-        rows = select(rows, {"setting": setting or tables.settings_of(ours)[-1]})
+        rows = select(rows, {"setting": setting or tables.settings_of(data)[-1]})
     if kind != AVERAGE:
         return estimate(select(rows, {"corruption": kind}))
-    return estimate(rows) if set(rows["corruption"]) == set(kinds(ours)) else None
+    return estimate(rows) if set(rows["corruption"]) == set(kinds(data)) else None
 
 
-def damage_answer(ours: Evidence) -> PageOutput:
+def damage_answer(data: Evidence) -> PageOutput:
     """Return FeatCal minus its merger and minus the better adapter by kind of damage."""
-    merged, rows = after_damage(ours, "merged", "clean"), []
+    merged, rows = after_damage(data, "merged", "clean"), []
     best = {}
-    for kind in kinds(ours):
-        best[kind] = highest(after_damage(ours, method, kind) for method in tables.ADAPTERS)
-    for setting in tables.settings_of(ours):
-        featcal = {kind: after_damage(ours, "featcal", kind, setting) for kind in kinds(ours)}
+    for kind in kinds(data):
+        best[kind] = highest(after_damage(data, method, kind) for method in tables.ADAPTERS)
+    for setting in tables.settings_of(data):
+        featcal = {kind: after_damage(data, "featcal", kind, setting) for kind in kinds(data)}
         small = f"<small>{tables.SHORT[setting]}</small>"
-        rows.append([f"its merger {small}", *(margin(one, merged) for one in featcal.values())])
-        cells = [margin(one, best[kind]) for kind, one in featcal.items()]
+        rows.append([f"its merger {small}", *(margin(mean, merged) for mean in featcal.values())])
+        cells = [margin(mean, best[kind]) for kind, mean in featcal.items()]
         rows.append([f"the better adapter {small}", *cells])
-    caption = f"FeatCal minus each, average accuracy, points — {model_name(ours.role, ours.suite)}"
-    return listed(["FeatCal minus", *kinds(ours).values()], rows, caption, "fc-long")
+    caption = f"FeatCal minus each, average accuracy, points — {model_name(data.role, data.suite)}"
+    return tabulate(["FeatCal minus", *kinds(data).values()], rows, caption, "fc-long")
 
 
-def damage(ours: Evidence) -> PageOutput:
+def damage(data: Evidence) -> PageOutput:
     """Return the table in the paper's order, each number with its change against clean samples."""
-    name = model_name(ours.role, ours.suite)
-    if ours.table("corrupted").empty:
+    name = model_name(data.role, data.suite)
+    if data.table("corrupted").empty:
         return PageOutput(note(f"○ not run: no damaged calibration samples — {name}."))
     names = {("merged", ""): tables.UPSTREAMS[UPSTREAM]}
-    for setting in tables.settings_of(ours):
+    for setting in tables.settings_of(data):
         names["featcal", setting] = f"{tables.METHODS['featcal']}, {tables.SHORT[setting]}"
     names |= {(method, ""): tables.METHODS[method] for method in tables.ADAPTERS}
     rows = []
     for (method, setting), label in names.items():
-        found = {k: after_damage(ours, method, k, setting) for k in (*kinds(ours), AVERAGE)}
-        cells = {kind: tables.Cell(one.mean) for kind, one in found.items() if one}
+        by_kind = {k: after_damage(data, method, k, setting) for k in (*kinds(data), AVERAGE)}
+        cells = {kind: tables.Cell(mean.mean) for kind, mean in by_kind.items() if mean}
         rows.append(_row(method, label, cells))
-    runs, study = ours.settings().get("calibrate", {}), ours.settings("corrupted").get("study", {})
+    runs, study = data.settings().get("calibrate", {}), data.settings("corrupted").get("study", {})
     samples = {run["samples"] for run in runs.values() if run.get("calibration")}
     damaged = str(study.get("samples", "–"))
     clean = damaged if study.get("clean") else ", ".join(map(str, sorted(samples))) or "–"
-    at = f"n = {clean} clean, {damaged} damaged {ours.inputs} per task"
-    caption = f"Average top-1 accuracy (%) on clean test {ours.inputs} by calibration method — {name}; {at}. Arrows: against clean."
-    html = _table(rows, kinds(ours), caption)
-    if ours.suite == reproduced.SUITE:
-        html += reproduced.shown(list(compared_damage(ours)), "table06")
+    at = f"n = {clean} clean, {damaged} damaged {data.inputs} per task"
+    caption = f"Average top-1 accuracy (%) on clean test {data.inputs} by calibration method — {name}; {at}. Arrows: against clean."
+    html = _table(rows, kinds(data), caption)
+    if data.suite == reproduced.SUITE:
+        html += reproduced.comparison_html(list(compared_damage(data)), "table06")
     return PageOutput(html)
 
 
-def _table(rows: list[tables.ModelRow], named: dict[str, str], caption: str) -> str:
-    columns = named | {AVERAGE: "Average"}
+def _table(rows: list[tables.ModelRow], titles: dict[str, str], caption: str) -> str:
+    columns = titles | {AVERAGE: "Average"}
     return tables.accuracy_table(tables.with_best(rows), columns, caption, average=False)
 
 
@@ -241,16 +245,16 @@ def printed_damage() -> PageOutput:
         cells = {k: tables.Cell(float(values[k])) for k in (*KINDS, AVERAGE) if str(values[k])}
         rows.append(_row(method, label, cells))
     caption = "The paper’s Table 6, as printed: CLIP-ViT-B/32. Arrows: against clean."
-    return printed(_table(rows, KINDS, caption))
+    return folded(_table(rows, KINDS, caption))
 
 
-def compared_damage(ours: Evidence) -> Iterator[reproduced.Compared]:
+def compared_damage(data: Evidence) -> Iterator[reproduced.Compared]:
     """Yield our value for every cell of Table 6, and the mean of a row."""
     for _, row in paper_table("table06").iterrows():
         method = "merged" if row["method"] == UPSTREAM else str(row["method"])
         name = (tables.METHODS | {"merged": tables.UPSTREAMS[UPSTREAM]})[method]
         for column in (*KINDS, AVERAGE):
-            value = after_damage(ours, method, column)
+            value = after_damage(data, method, column)
             if value is not None and str(row[column]):
                 head = KINDS.get(column, column)
                 yield reproduced.Compared(name, head, value, float(row[column]))
@@ -258,55 +262,57 @@ def compared_damage(ours: Evidence) -> Iterator[reproduced.Compared]:
 
 def strengths(*experiments: Evidence) -> PageOutput:
     """Return how strong each kind of damage is."""
-    several = [ours.settings("corrupted").get("strengths", {}) for ours in experiments]
-    rows = [[_name(kind), escape(words)] for one in several for kind, words in one.items()]
+    rows = []
+    for data in experiments:
+        by_kind = data.settings("corrupted").get("strengths", {})
+        rows += [[_name(kind), escape(strength)] for kind, strength in by_kind.items()]
     caption = "Damage done to calibration samples"
-    return listed(["Damage", "Strength"], rows, caption, missing="no settings file yet")
+    return tabulate(["Damage", "Strength"], rows, caption, missing="no settings file yet")
 
 
-def damage_by_kind(ours: Evidence) -> PageOutput:
+def damage_by_kind(data: Evidence) -> PageOutput:
     """Return dots of the average accuracy by method, one line per kind of calibration samples."""
-    what, merged = f"accuracies from damaged {ours.inputs}", after_damage(ours, "merged", "clean")
+    title, merged = f"accuracies from damaged {data.inputs}", after_damage(data, "merged", "clean")
     if merged is None:
-        return figures.shown(None, what)
-    rows = kinds(ours)
+        return figures.figure_output(None, title)
+    rows = kinds(data)
     with figures.one_panel(0.5 * len(rows) + 1.4) as (figure, axes):
         for method in tables.METHODS:
-            found = [after_damage(ours, method, kind) for kind in rows]
-            means = {i: one.mean for i, one in enumerate(found) if one}
-            look = figures.CURVES[method] | {"edgecolor": "white", "lw": 0.8, "s": 130, "zorder": 3}
-            axes.scatter(list(means.values()), list(means), **look)
+            scores = [after_damage(data, method, kind) for kind in rows]
+            means = {i: score.mean for i, score in enumerate(scores) if score}
+            style = {"edgecolor": "white", "lw": 0.8, "s": 130, "zorder": 3}
+            axes.scatter(list(means.values()), list(means), **figures.CURVES[method], **style)
         axes.axvline(merged.mean, color=figures.INK, ls="--", lw=1.4, label="merger alone")
         axes.set_yticks(range(len(rows)), list(rows.values()))
         axes.invert_yaxis()
         axes.margins(y=0.2)
-        axes.set(xlabel=f"average top-1 accuracy (%), clean test {ours.inputs}")
+        axes.set(xlabel=f"average top-1 accuracy (%), clean test {data.inputs}")
         figures.legend(axes, 2)
-        return figures.shown(figure, what)
+        return figures.figure_output(figure, title)
 
 
-def examples(ours: Evidence) -> PageOutput:
+def examples(data: Evidence) -> PageOutput:
     """Return calibration images clean and damaged, every pixel as a square."""
     from PIL import Image
 
-    what, sheet = "example images", ours.table("corrupted.examples")
+    name, sheet = "example images", data.table("corrupted.examples")
     if sheet.empty:
-        return figures.shown(None, what)
+        return figures.figure_output(None, name)
     rows, columns = int(sheet["row"].max()) + 1, int(sheet["column"].max()) + 1
-    picture = Image.open(ours.path("corrupted.examples").with_suffix(".png")).convert("RGB")
+    picture = Image.open(data.path("corrupted.examples").with_suffix(".png")).convert("RGB")
     wide, high = picture.width // columns, picture.height // rows
     with figures.drawing():
         figure = Figure(figsize=(figures.WIDTH, figures.WIDTH * rows / columns))
         gaps = {"wspace": 0.04, "hspace": 0.04}
         grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw=gaps)
-        for place in sheet.itertuples():
-            axes, left, top = grid[place.row][place.column], wide * place.column, high * place.row
+        for cell in sheet.itertuples():
+            axes, left, top = grid[cell.row][cell.column], wide * cell.column, high * cell.row
             axes.imshow(picture.crop((left, top, left + wide, top + high)), interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.grid(visible=False)
-            if place.row == 0:
-                title = KINDS[place.corruption].replace("Gaussian noise", "Gaussian")
+            if cell.row == 0:
+                title = KINDS[cell.corruption].replace("Gaussian noise", "Gaussian")
                 axes.set_title(title, fontsize=13)
-            if place.column == 0:
-                axes.set_ylabel(ours.title(place.task))
-        return figures.shown(figure, what)
+            if cell.column == 0:
+                axes.set_ylabel(data.title(cell.task))
+        return figures.figure_output(figure, name)

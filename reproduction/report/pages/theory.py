@@ -1,4 +1,4 @@
-"""Build the theory page: every numbered statement of the paper with its worst case, and the plots."""
+"""Build the theory page: every numbered statement of the paper with its worst case, and plots."""
 
 from collections.abc import Callable
 from html import escape
@@ -17,11 +17,11 @@ from reproduction.report.figures import (
     MARKERS,
     NAMES,
     block_name,
-    depth,
-    shown,
+    block_order,
+    figure_output,
     stacked,
 )
-from reproduction.report.html import PageOutput, chip, listed
+from reproduction.report.html import PageOutput, chip, tabulate
 from reproduction.report.page import verdict_table
 from reproduction.report.paper import IMAGES, REAL, packaged
 from reproduction.report.verdicts import judged
@@ -46,29 +46,29 @@ NODES = {
 FITS = {"on_source": ("as solved", "--"), "deployed": ("as deployed", "-")}
 
 
-def rows(suite: str, role: str, file: str = "theory") -> pd.DataFrame:
-    """Return all lines of the study, of the calibrated model only those at the suite's main setting."""
-    found = Evidence(suite, role, "8").table(file)
-    return found[found["setting"].isin(["", studied_setting(suite)])]
+def theory_rows(suite: str, role: str, file: str = "theory") -> pd.DataFrame:
+    """Return the study's rows; of the calibrated model only at the suite's main setting."""
+    table = Evidence(suite, role, "8").table(file)
+    return table[table["setting"].isin(["", studied_setting(suite)])]
 
 
 def checks(suite: str) -> PageOutput:
     """List every statement with its worst case, how tight it is, and the verdict, by source."""
-    chosen, body = [claim for claim in claims() if claim.place == "theory"], []
-    by_source = {source.key: words for source, (words, *_) in judged(suite, chosen).items()}
+    chosen, body = [claim for claim in claims() if claim.location == "theory"], []
+    by_source = {source.key: columns[0] for source, columns in judged(suite, chosen).items()}
     for name, facts in packaged("statements.yaml").items():
         cells = [f"{facts['name']}<small>{facts['section']}</small>"]
         cells += [escape(facts["says"]), escape(facts["checked"])]
         for role, source in ((REAL, "real_encoder"), (IMAGES, suite)):
-            own = select(rows(suite, role), {"statement": name})
-            worst = (worst_case(own, method, facts["quantity"]) for method in MODELS)
-            found = (v.word for v in by_source[source] if v and v.claim.id == facts["claim"])
-            word = next(found, "not run")
+            statement_rows = select(theory_rows(suite, role), {"statement": name})
+            worst = (worst_case(statement_rows, method, facts["quantity"]) for method in MODELS)
+            judged_words = (v.word for v in by_source[source] if v and v.claim.id == facts["claim"])
+            word = next(judged_words, "not run")
             cells.append(f"{chip(word)}<small>{' · '.join(worst)}</small>")
         body.append(cells)
     head = ["Statement", "In plain words", "Checked on", "Real encoder", "Synthetic images"]
     caption = "The numbered statements. Small: worst case of the merged · of the calibrated model"
-    return listed(head, body, caption, "fc-words")
+    return tabulate(head, body, caption, "fc-words")
 
 
 def conditions(suite: str) -> PageOutput:
@@ -76,62 +76,63 @@ def conditions(suite: str) -> PageOutput:
     lines = []
     for name, facts in packaged("statements.yaml").items():
         for quantity, method in facts.get("met", []):
-            words = f"{quantity.replace('_', ' ')}<small>{facts['name']}, {NAMES[method]}</small>"
-            wanted = {"statement": name, "quantity": quantity, "method": method, "block": ""}
-            found = (select(rows(suite, role), wanted)["value"] for role in (REAL, IMAGES))
-            lines.append([words, *(f"{own.mean():.1f}" if len(own) else "–" for own in found)])
+            label = f"{quantity.replace('_', ' ')}<small>{facts['name']}, {NAMES[method]}</small>"
+            columns = {"statement": name, "quantity": quantity, "method": method, "block": ""}
+            values = (select(theory_rows(suite, role), columns)["value"] for role in (REAL, IMAGES))
+            lines.append([label, *(f"{v.mean():.1f}" if len(v) else "–" for v in values)])
     head = ["Quantity (%)", "Real encoder", "Synthetic images"]
-    return listed(head, lines, "What the statements need, and how often it is met")
+    return tabulate(head, lines, "What the statements need, and how often it is met")
 
 
 def verdicts(suite: str) -> PageOutput:
-    """List what the paper concludes from its statements, with verdicts."""
+    """List the paper's conclusions from its statements, with verdicts."""
     stated = {facts["claim"] for facts in packaged("statements.yaml").values()}
-    own = [claim for claim in claims() if claim.place == "theory" and claim.id not in stated]
-    return PageOutput(verdict_table(own, judged(suite, own), "What the paper concludes from them"))
+    chosen = [c for c in claims() if c.location == "theory" and c.id not in stated]
+    caption = "What the paper concludes from them"
+    return PageOutput(verdict_table(chosen, judged(suite, chosen), caption))
 
 
-def worst_case(own: pd.DataFrame, method: str, quantity: str) -> str:
+def worst_case(statement_rows: pd.DataFrame, method: str, quantity: str) -> str:
     """Return the digits of an equation, or the room and tightness of an inequality."""
-    ours = own[(own["method"] == method) & (own["block"] == "")]
-    worst = ours[(ours["quantity"] == quantity) & (ours["task"] == "")]
+    overall = statement_rows[(statement_rows["method"] == method) & (statement_rows["block"] == "")]
+    worst = overall[(overall["quantity"] == quantity) & (overall["task"] == "")]
     if worst.empty:
         return "–"
     value = float(worst["value"].iloc[0])
     if quantity == "digits":
         return f"{value:.1f} digits"
-    tight = ours[ours["quantity"] == "tightness"]["value"]
+    tight = overall[overall["quantity"] == "tightness"]["value"]
     return f"{value:+,.1f} %" + (f" (tight {tight.mean():.2g} %)" if len(tight) else "")
 
 
 def figure(panel: str, role: str, suite: str) -> PageOutput:
     """Draw one figure of the page, or note that it was not run."""
-    lines, points = rows(suite, role), rows(suite, role, "theory_points")
+    lines, points = theory_rows(suite, role), theory_rows(suite, role, "theory_points")
     if lines.empty or points.empty:
-        return shown(None, panel)
+        return figure_output(None, panel)
     draw, panels, height = PANELS[panel]
     with stacked(panels, height * panels) as (figure, axes):
         draw(figure, axes, lines, points)
-        return shown(figure, panel)
+        return figure_output(figure, panel)
 
 
 def by_block(rows: pd.DataFrame, method: str, quantity: str, statement: str) -> pd.Series:
     """Return means over tasks, by block in forward order."""
-    found = select(rows, {"method": method, "quantity": quantity, "statement": statement})
-    return found[found["block"] != ""].groupby("block", sort=True)["value"].mean()
+    rows = select(rows, {"method": method, "quantity": quantity, "statement": statement})
+    return rows[rows["block"] != ""].groupby("block", sort=True)["value"].mean()
 
 
-def numbered(axes: Axes, blocks: Any) -> list[int]:
+def block_ticks(axes: Axes, blocks: Any) -> list[int]:
     """Set ticks 1, 2, … for blocks 00, 01, …"""
     axes.set_xticks(range(len(blocks)), map(block_name, blocks))
     axes.grid(axis="x", visible=False)
     return list(range(len(blocks)))
 
 
-def pair_of_bars(axes: Axes, values: pd.Series, place: int, **look: Any) -> None:
+def pair_of_bars(axes: Axes, values: pd.Series, index: int, **options: Any) -> None:
     """Draw the first or second of two bars at every block."""
-    places = [at + (place - 0.5) * 0.38 for at in numbered(axes, values.index)]
-    axes.bar(places, values, width=0.36, **look)
+    positions = [tick + (index - 0.5) * 0.38 for tick in block_ticks(axes, values.index)]
+    axes.bar(positions, values, width=0.36, **options)
 
 
 def decomposition(
@@ -140,10 +141,10 @@ def decomposition(
     """Draw drift after every block, stacked from the parts of Proposition 1."""
     for ax, method in zip(axes, MODELS, strict=True):
         base = 0.0
-        for quantity, (name, look) in PARTS.items():
+        for quantity, (name, options) in PARTS.items():
             values = by_block(rows, method, quantity, "proposition_1")
-            places = numbered(ax, values.index)
-            ax.bar(places, values, bottom=base, width=0.7, label=name, **look)
+            positions = block_ticks(ax, values.index)
+            ax.bar(positions, values, bottom=base, width=0.7, label=name, **options)
             base = values.to_numpy() + base
         ax.set_title(f"{NAMES[method]} model" if method == "merged" else NAMES[method])
         ax.set(ylabel="drift (% of the\nexpert's features)")
@@ -157,17 +158,17 @@ def propagation(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.Data
     origin, nodes = axes
     for i, method in enumerate(MODELS):
         share = by_block(rows, method, "share_of_final", "proposition_2")
-        share = share.loc[sorted(share.index, key=depth)]
-        look = HATCHED if method == "merged" else {}
-        pair_of_bars(origin, share, i, color=COLOURS[method], label=NAMES[method], **look)
+        share = share.loc[sorted(share.index, key=block_order)]
+        options = HATCHED if method == "merged" else {}
+        pair_of_bars(origin, share, i, color=COLOURS[method], label=NAMES[method], **options)
     origin.axhline(0, color=INK, lw=0.8)
     origin.set(xlabel="block whose mismatch it was", ylabel="share of final drift (%)")
     origin.legend()
     for quantity, (name, marker, style) in NODES.items():
-        found = select(rows, {"method": "merged", "quantity": quantity})
-        worst = 10.0 ** -found[found["task"] != ""].groupby("nodes")["value"].min()
-        look = {"marker": marker, "label": name, "color": INK, "markersize": 7}
-        nodes.plot(worst.index, worst, style, **look)
+        digits = select(rows, {"method": "merged", "quantity": quantity})
+        worst = 10.0 ** -digits[digits["task"] != ""].groupby("nodes")["value"].min()
+        options = {"marker": marker, "label": name, "color": INK, "markersize": 7}
+        nodes.plot(worst.index, worst, style, **options)
     nodes.set_xscale("log", base=2)
     nodes.set_yscale("log")
     ticks = sorted(set(rows["nodes"].dropna()))
@@ -178,28 +179,29 @@ def propagation(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.Data
 
 
 def bounds(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
-    """Draw what three bounds allow against what happens."""
+    """Draw three bounds against the actual changes."""
     growth, scores, losses = axes
-    found = select(points, {"statement": "proposition_5"})
+    drifts = select(points, {"statement": "proposition_5"})
     for method in MODELS:
-        own = select(found, {"method": method})
-        look = {"marker": MARKERS[method], "color": COLOURS[method], "label": NAMES[method]}
-        growth.plot(own["actual"], own["bound"], **CLOUD, **look)
-    ends = [min(found["actual"].min(), 1.0) - 0.05, found["actual"].quantile(0.99) + 0.05]
+        cloud = select(drifts, {"method": method})
+        options = {"marker": MARKERS[method], "color": COLOURS[method], "label": NAMES[method]}
+        growth.plot(cloud["actual"], cloud["bound"], **CLOUD, **options)
+    actual = drifts["actual"]
+    ends = [min(actual.min(), 1.0) - 0.05, actual.quantile(0.99) + 0.05]
     growth.plot(ends, ends, color=INK, lw=1)
     growth.axhline(1, color=INK, lw=1, ls=":")
     growth.set(xlim=ends, xlabel="drift after a block / before it", ylabel="at least, by Prop. 5")
     growth.legend()
-    for ax, chosen, what in ((scores, SCORES, "scores"), (losses, LOSSES, "loss")):
+    for ax, chosen, changed in ((scores, SCORES, "scores"), (losses, LOSSES, "loss")):
         for i, (statement, (name, marker)) in enumerate(chosen.items()):
-            own = select(points, {"statement": statement, "method": "merged"})
-            own = own[own["actual"] > 1e-3]  # below, a logarithmic axis shows nothing but noise
+            cloud = select(points, {"statement": statement, "method": "merged"})
+            cloud = cloud[cloud["actual"] > 1e-3]  # below, a logarithmic axis shows only noise
             colour = ("#009E73", "#CC79A7")[i]  # neither model's: both are in every cloud
-            look = {"marker": marker, "color": colour, "label": name}
-            ax.plot(own["actual"], own["bound"], **look, **CLOUD)
+            options = {"marker": marker, "color": colour, "label": name}
+            ax.plot(cloud["actual"], cloud["bound"], **options, **CLOUD)
         span = np.array([max(ax.get_xlim()[0], 1e-3), ax.get_xlim()[1]])
         ax.plot(span, span, color=INK, lw=1)
-        ax.set(xscale="log", yscale="log", xlabel=f"change of the {what}")
+        ax.set(xscale="log", yscale="log", xlabel=f"change of the {changed}")
         ax.set_ylabel("at most, by the bound")
         ax.minorticks_off()
         ax.legend(loc="lower right")
@@ -207,21 +209,21 @@ def bounds(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame
 
 def margins(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw the largest score change over half the expert's lead, by whether the answer stayed."""
-    found = select(points, {"statement": "margin"})
-    ratio = np.log10((found["actual"] / found["bound"].clip(lower=1e-9)).clip(1e-2, 1e3))
+    changes = select(points, {"statement": "margin"})
+    ratio = np.log10((changes["actual"] / changes["bound"].clip(lower=1e-9)).clip(1e-2, 1e3))
     ends = np.floor(ratio.min() * 5), np.ceil(ratio.max() * 5) + 1
     edges = np.arange(*ends) / 5  # one edge on the limit, at 0
-    looks: dict[int, dict[str, Any]] = {
+    styles: dict[int, dict[str, Any]] = {
         1: {"color": COLOURS["featcal"], "label": "answer stays"},
         0: {"color": COLOURS["merged"], "label": "answer changes", **HATCHED},
     }
     for ax, method in zip(axes, MODELS, strict=True):
         below = np.zeros(len(edges) - 1)
-        for kept, look in looks.items():
-            own = ratio[(found["method"] == method) & (found["kept"] == kept)]
-            counts = np.histogram(own, edges)[0]
-            there = counts > 0
-            ax.bar(edges[:-1][there], counts[there], 0.18, below[there], align="edge", **look)
+        for kept, options in styles.items():
+            chosen = (changes["method"] == method) & (changes["kept"] == kept)
+            counts = np.histogram(ratio[chosen], edges)[0]
+            filled = counts > 0
+            ax.bar(edges[:-1][filled], counts[filled], 0.18, below[filled], align="edge", **options)
             below += counts
         ax.axvline(0, color=INK, lw=1.5, ls="--")
         stated = select(rows, {"method": method, "statement": "margin"})
@@ -235,17 +237,18 @@ def margins(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFram
 
 
 def solved_inputs(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
-    """Draw how far a linear's inputs move after its solution, and what that does to its fit."""
+    """Draw how far a linear's inputs move after its solution, and its fit before and after."""
     moved, fits = axes
     kinds = (("stale", "stale features", "merged"), ("forward", "forward order", "featcal"))
     for i, (kind, name, method) in enumerate(kinds):
         values = by_block(rows, "featcal", f"{kind}_moved", "proposition_8")
-        look = HATCHED if kind == "stale" else {}
-        pair_of_bars(moved, values, i, color=COLOURS[method], label=name, **look)
-        for part, (said, style) in FITS.items():
+        options = HATCHED if kind == "stale" else {}
+        pair_of_bars(moved, values, i, color=COLOURS[method], label=name, **options)
+        for part, (deployment, style) in FITS.items():
             fit = by_block(rows, "featcal", f"{kind}_{part}", "proposition_8")
-            line = {"color": COLOURS[method], "marker": MARKERS[method], "label": f"{name}, {said}"}
-            fits.plot(numbered(fits, fit.index), fit, style, markersize=7, **line)
+            line = {"color": COLOURS[method], "marker": MARKERS[method], "markersize": 7}
+            label = f"{name}, {deployment}"
+            fits.plot(block_ticks(fits, fit.index), fit, style, label=label, **line)
     moved.set(xlabel="block", ylabel="inputs moved (%)")
     moved.legend()
     fits.set(xlabel="block", ylabel="misfit of linears (%)", ylim=(0, None))

@@ -38,7 +38,7 @@ def test_every_headline_claim_stands_in_it_once_with_a_page_that_has_a_stage():
 
 
 def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
-    quickest = cost.quickest("mini")  # of what several pages need
+    quickest = cost.stage_seconds("mini")  # of what several pages need
     seconds = {name: quickest[name] for name in ("prepare_data", "prepare_texts")}
     for role in ("flan_t5_base", "flan_t5_large"):
         record = json.loads((RESULTS / f"scores/{role}-glue/run.json").read_text())
@@ -58,40 +58,40 @@ def test_it_counts_the_minutes_of_what_make_runs():
 
 def test_the_tolerance_is_that_of_the_comparison():
     allowed = runpy.run_path(str(ROOT / "scripts" / "compare_results.py"))
-    told = re.findall(r"±(\d+)", artifact.TOLERANCE)
-    assert [float(number) for number in told] == [allowed["AVERAGE"], allowed["TASK"]]
+    tolerances = re.findall(r"±(\d+)", artifact.TOLERANCE)
+    assert [float(number) for number in tolerances] == [allowed["AVERAGE"], allowed["TASK"]]
     assert f"√({allowed['ANSWERS']}/n)" in artifact.TOLERANCE
 
 
-def average(kind, **wanted):
+def average(kind, **columns):
     frame = pd.read_csv(RESULTS / kind / f"clip_b32-8/{kind}.csv", keep_default_na=False)
-    own = frame[(frame[list(wanted)] == pd.Series(wanted)).all(axis=1)]
-    return pytest.approx(own["value" if kind == "scores" else "relative_drift"].mean(), abs=1e-4)
+    rows = frame[(frame[list(columns)] == pd.Series(columns)).all(axis=1)]
+    return pytest.approx(rows["value" if kind == "scores" else "relative_drift"].mean(), abs=1e-4)
 
 
 FEATCAL = {"upstream": "task_arithmetic", "method": "featcal", "setting": "suite"}
 
 
 def test_metrics_and_plots_are_averages_of_the_files():
-    ours = Evidence("mini", "clip_b32", "8")
-    found = artifact.metrics(ours)
-    assert found["task_arithmetic"]["featcal_tuned"] == average("scores", **FEATCAL)
+    data = Evidence("mini", "clip_b32", "8")
+    metrics = artifact.metrics(data)
+    assert metrics["task_arithmetic"]["featcal_tuned"] == average("scores", **FEATCAL)
     printed = average("scores", **FEATCAL | {"setting": "paper"})
-    assert found["task_arithmetic"]["featcal_printed"] == printed
-    assert found["wudi"]["merged"] == average("scores", upstream="wudi", method="merged")
-    assert found["expert"] == average("scores", method="expert")
-    tasks = {row["task"]: row for row in artifact.by_task(ours)}
-    assert list(tasks) == ours.tasks
+    assert metrics["task_arithmetic"]["featcal_printed"] == printed
+    assert metrics["wudi"]["merged"] == average("scores", upstream="wudi", method="merged")
+    assert metrics["expert"] == average("scores", method="expert")
+    tasks = {row["task"]: row for row in artifact.by_task(data)}
+    assert list(tasks) == data.tasks
     assert tasks["mnist"]["expert"] == average("scores", method="expert", task="mnist")
-    blocks = artifact.by_block(ours)
+    blocks = artifact.by_block(data)
     assert [row["block"] for row in blocks] == list(range(1, len(blocks) + 1))
     assert blocks[0]["featcal"] == average("drift", **FEATCAL, block="00")
 
 
-def entries(found):
+def entries(data):
     """Return source, setting and entry of every verdict."""
-    sources = [own for claim in found["claims"].values() for own in claim["verdicts"].items()]
-    return [(source, setting, entry) for source, own in sources for setting, entry in own.items()]
+    sources = [item for claim in data["claims"].values() for item in claim["verdicts"].items()]
+    return [(source, setting, entry) for source, item in sources for setting, entry in item.items()]
 
 
 def test_claims_as_data_hold_every_claim_and_the_squares_of_noise_by_source_add_up(
@@ -100,9 +100,9 @@ def test_claims_as_data_hold_every_claim_and_the_squares_of_noise_by_source_add_
     monkeypatch.chdir(write_project(tmp_path))
     data = artifact.claims_as_data("mini")
     assert list(data["claims"]) == [claim.id for claim in claims()]
-    found = entries(data)
-    assert {setting for _, setting, _ in found} == {"paper", "suite"}
-    split = [entry for *_, entry in found if "draws" in entry["noise"]]
+    listed = entries(data)
+    assert {setting for _, setting, _ in listed} == {"paper", "suite"}
+    split = [entry for *_, entry in listed if "draws" in entry["noise"]]
     for entry in split:
         noise = entry["noise"]
         parts = math.hypot(noise["draws"], noise["test_samples"])
@@ -118,6 +118,6 @@ def test_claims_as_data_hold_every_claim_and_the_squares_of_noise_by_source_add_
 
 def test_a_suite_without_results_has_no_metric_and_claims_that_were_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(write_project(tmp_path, empty=True))
-    ours = Evidence("mini", "clip_b32", "8")
-    assert (artifact.metrics(ours), artifact.by_task(ours), artifact.by_block(ours)) == ({}, [], [])
+    data = Evidence("mini", "clip_b32", "8")
+    assert (artifact.metrics(data), artifact.by_task(data), artifact.by_block(data)) == ({}, [], [])
     assert {e["verdict"] for *_, e in entries(artifact.claims_as_data("mini"))} == {"not run"}

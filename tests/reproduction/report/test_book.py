@@ -69,14 +69,14 @@ class Page(HTMLParser):
         self.feed(path.read_text("utf-8"))
 
     def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
-        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
-        self.links += [given[name] for name in ("href", "src") if given.get(name)]
+        values = dict(attributes)
+        self.ids |= {values[name] for name in ("id", "name") if values.get(name)}
+        self.links += [values[name] for name in ("href", "src") if values.get(name)]
 
 
 def broken(site, pages):
     """Return `page: address` for every address inside the site that leads nowhere."""
-    read, found = {page: Page(page) for page in pages}, []
+    read, result = {page: Page(page) for page in pages}, []
     for path, page in read.items():
         for link in dict.fromkeys(page.links):
             parts = urlparse(link)
@@ -84,10 +84,10 @@ def broken(site, pages):
                 continue
             target, anchor = (path.parent / unquote(parts.path)).resolve(), unquote(parts.fragment)
             target = target if parts.path else path
-            known = target.is_file() and target.is_relative_to(site)
-            if not known or (anchor and target in read and anchor not in read[target].ids):
-                found.append(f"{path.relative_to(site)}: {link}")
-    return found
+            exists = target.is_file() and target.is_relative_to(site)
+            if not exists or (anchor and target in read and anchor not in read[target].ids):
+                result.append(f"{path.relative_to(site)}: {link}")
+    return result
 
 
 def test_no_link_of_the_site_leads_nowhere(site):
@@ -99,8 +99,8 @@ def test_the_link_test_can_fail(tmp_path):
         '<a href="b.html#there"> <a href="#gone"> <a href="https://c">'
     )
     (tmp_path / "b.html").write_text('<h1 id="there"> <a href="a.html#there"> <img src="no.svg">')
-    found = broken(tmp_path, sorted(tmp_path.glob("*.html")))
-    assert found == ["a.html: #gone", "b.html: a.html#there", "b.html: no.svg"]
+    result = broken(tmp_path, sorted(tmp_path.glob("*.html")))
+    assert result == ["a.html: #gone", "b.html: a.html#there", "b.html: no.svg"]
 
 
 def test_plots_are_vector_graphics():
@@ -108,7 +108,7 @@ def test_plots_are_vector_graphics():
         page = nbformat.read(ROOT / "book/pages" / f"{name}.ipynb", as_version=4)
         shown = [output for cell in page.cells for output in cell.get("outputs", [])]
         data = [output.get("data", {}) for output in shown]
-        assert not any("<image" in one.get("image/svg+xml", "") for one in data), name
+        assert not any("<image" in formats.get("image/svg+xml", "") for formats in data), name
         assert name == "differences" or not {"image/png", "image/jpeg"} & set().union(*data), name
 
 
@@ -143,13 +143,13 @@ def test_all_claims_are_filtered_by_verdict_and_words(site, window):
 def test_a_figure_tells_values_by_hovering_and_stands_still_without_scripts(site, window):
     page = site / "pages/figure5.html"
     window.look(page, 1280)
-    told = window.wait(
+    text = window.wait(
         "const box = document.querySelector('.fc-chart.js-plotly-plot');"
         "if (box) Plotly.Fx.hover(box, [{curveNumber: 0, pointNumber: 1}]);"
         "return box && box.querySelector('.hoverlayer .hovertext')?.textContent"
     )
     data = (ROOT / "book/pages/figure5.ipynb").read_text()
-    assert told and told.split(" %")[0].split()[-1] in data
+    assert text and text.split(" %")[0].split()[-1] in data
     hidden = "return [...document.querySelectorAll('.fc-still')].every(one => !one.offsetParent)"
     assert window.run(hidden)
     assert "fc-still" not in page.read_text() and "fc-chart" not in page.read_text()
@@ -157,20 +157,20 @@ def test_a_figure_tells_values_by_hovering_and_stands_still_without_scripts(site
 
 @pytest.mark.browser
 @pytest.mark.parametrize(
-    ("words", "page", "first"),
+    ("query", "page", "first"),
     [
         ("ridge", "reference/commands", None), ("Table 10", "pages/table10", 1),
         ("Table 1", "pages/table01", 1), ("Figure 5", "pages/figure5", 1),
     ],
 )  # fmt: skip
-def test_search_works_without_a_network(site, window, words, page, first):
+def test_search_works_without_a_network(site, window, query, page, first):
     """Search leads to the page, for a table or figure with its first result."""
-    window.look(site / "search.html", 1280, f"?q={quote(words)}")
-    links = (
+    window.look(site / "search.html", 1280, f"?q={quote(query)}")
+    script = (
         "[...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))"
     )
-    found = window.wait(f"const found = {links}; return found.length ? found : null") or []
-    assert any(page in link for link in found[:first])
+    links = window.wait(f"const found = {script}; return found.length ? found : null") or []
+    assert any(page in link for link in links[:first])
     assert all(urlparse(url).scheme in ("file", "data") for url in window.requests())
 
 

@@ -27,9 +27,9 @@ def claim(name):
     return next(c for c in claims() if c.id == name)
 
 
-def tuned(one, folder):
+def tuned(which, folder):
     """Return the verdict at the tuned settings on a claim, by its name or itself."""
-    return judge(claim(one) if isinstance(one, str) else one, "mini", "suite", folder)
+    return judge(claim(which) if isinstance(which, str) else which, "mini", "suite", folder)
 
 
 def of(**columns):
@@ -54,8 +54,8 @@ def test_the_variance_of_test_images_equals_that_of_simulated_test_sets():
 def test_the_variance_of_a_rank_correlation_is_that_of_simulated_pairs(true):
     x, other = np.random.default_rng([7, 2]).standard_normal((2, 4000, 300))
     y = true * x + math.sqrt(1 - true**2) * other
-    places = [np.argsort(np.argsort(side, axis=1), axis=1) - 149.5 for side in (x, y)]
-    values = 100 * (places[0] * places[1]).sum(1) / (places[0] ** 2).sum(1)
+    ranks = [np.argsort(np.argsort(side, axis=1), axis=1) - 149.5 for side in (x, y)]
+    values = 100 * (ranks[0] * ranks[1]).sum(1) / (ranks[0] ** 2).sum(1)
     row = dict(task="stsb", seed="", metric="spearman", value=float(values.mean()), count=300)
     assert estimate(pd.DataFrame([row])).variance == pytest.approx(float(values.var()), rel=0.12)
 
@@ -71,11 +71,11 @@ def test_a_mean_is_that_of_what_was_measured():
 
 
 def test_the_part_that_decided_is_shown_and_not_the_one_with_the_least_margin_minus_noise(results):
-    for task, all_models, ours in (("dtd", 50.0, 46.0), ("mnist", 99.0, 96.5)):
+    for task, all_models, featcal in (("dtd", 50.0, 46.0), ("mnist", 99.0, 96.5)):
         # errors are largest at 50 and smallest at 99
         changed(results, "clip_b32-8", of(task=task), all_models)
-        own = of(upstream="task_arithmetic", method="featcal", task=task)
-        changed(results, "clip_b32-8", own, ours)
+        featcal_rows = of(upstream="task_arithmetic", method="featcal", task=task)
+        changed(results, "clip_b32-8", featcal_rows, featcal)
     verdict = tuned("t1_ta_every_task", results)
     dtd = tuned(replace(claim("t1_ta_every_task"), each="", where={"task": "dtd"}), results)
     assert dtd.word == "within noise" and dtd.margin - dtd.noise < verdict.margin - verdict.noise
@@ -96,11 +96,11 @@ def test_the_headline_set_has_a_group_each_and_counts_nothing_twice():
 
 
 def test_typed_numbers_of_the_paper_stand_in_its_tables():
-    folder, numbers = files("reproduction.report").joinpath("paper_tables"), r"\d+(?:\.\d+)?"
+    folder, number = files("reproduction.report").joinpath("paper_tables"), r"\d+(?:\.\d+)?"
     for c in claims():
         if c.paper and c.table:
-            printed = re.findall(numbers, folder.joinpath(f"{c.table}.csv").read_text())
-            assert set(re.findall(numbers, c.paper)) <= set(printed), c.id
+            printed = re.findall(number, folder.joinpath(f"{c.table}.csv").read_text())
+            assert set(re.findall(number, c.paper)) <= set(printed), c.id
 
 
 def test_every_erratum_has_a_kind_and_cells_that_exist():

@@ -35,8 +35,8 @@ TUNED = {
 def all_of(roles, *keys):
     """Return the values that the base models' configurations have for some keys."""
     configs = [record(f"reproduction/mini/models/{role}/config.json") for role in roles]
-    configs = [one.get("vision_config", one) for one in configs]
-    return sorted({one[key] for one in configs for key in keys if key in one})
+    configs = [config.get("vision_config", config) for config in configs]
+    return sorted({config[key] for config in configs for key in keys if key in config})
 
 
 def both(ridge, interpolation, **_):
@@ -44,7 +44,7 @@ def both(ridge, interpolation, **_):
 
 
 @pytest.mark.parametrize(
-    ("suite", "about", "name", "number"),
+    ("suite", "section", "name", "number"),
     [
         ("mini", "differences", "λ and α", both(**TUNED["clip_b32"])),
         ("mini", "language", "λ and α", f"{both(**TUNED['flan_t5_base'])} for T5"),
@@ -63,34 +63,36 @@ def both(ridge, interpolation, **_):
          "({rank} and {hidden} of".format(**METHODS["surgery_paper"] | METHODS["prob_paper"])),
     ],
 )  # fmt: skip
-def test_a_number_is_that_of_the_settings_and_models(suite, about, name, number):
-    (here,) = (entry[2] for entry in LISTS[suite][about] if entry[0] == name)
-    assert number in here
+def test_a_number_is_that_of_the_settings_and_models(suite, section, name, number):
+    (text,) = (entry[2] for entry in LISTS[suite][section] if entry[0] == name)
+    assert number in text
 
 
 def test_tuned_settings_are_those_chosen_and_where_it_is_said_at_an_end_of_their_grid():
     chosen, ridges = CHOICE["chosen"]["settings"], CHOICE["settings"]["sweeps"]["ridge"]
     assert {name: TUNED["clip_b32"][name] for name in chosen} == chosen
     assert chosen["ridge"] == min(map(float, ridges))
-    for key, one in record("reproduction/mini/language/settings_choice.json").items():
-        run = TUNED[key.rpartition("-")[0]]
-        averages = {name: value for name, value in one["averages"].items() if name != "merged"}
+    for key, choice in record("reproduction/mini/language/settings_choice.json").items():
+        used = TUNED[key.rpartition("-")[0]]
+        averages = {name: value for name, value in choice["averages"].items() if name != "merged"}
         best = max(averages, key=averages.get)
         assert (
-            best == one["best"] == f"ridge {run['ridge']:g}, interpolation {run['interpolation']:g}"
+            best
+            == choice["best"]
+            == "ridge {ridge:g}, interpolation {interpolation:g}".format(**used)
         )
-        assert run["interpolation"] == min(float(name.rsplit(" ", 1)[1]) for name in averages)
+        assert used["interpolation"] == min(float(name.rsplit(" ", 1)[1]) for name in averages)
 
 
 def test_the_settings_of_the_real_encoder_are_the_best_mean_over_the_mergers():
-    found, run = record("reproduction/real_text/settings_choice.json"), TUNED["minilm"]
-    chosen, names = found["minilm-8"]["featcal"], ("ridge", "anchor_blend", "interpolation")
+    choices, used = record("reproduction/real_text/settings_choice.json"), TUNED["minilm"]
+    chosen, names = choices["minilm-8"]["featcal"], ("ridge", "anchor_blend", "interpolation")
     means = pd.DataFrame(chosen["by_merger"])[["task_arithmetic", "wudi"]].mean(axis=1)
     best = means[list(chosen["averages"])].idxmax()
-    assert best == chosen["best"] == ", ".join(f"{name} {run[name]:g}" for name in names)
+    assert best == chosen["best"] == ", ".join(f"{name} {used[name]:g}" for name in names)
     for pool in ("14", "20"):
         scale = PARAMS["merge"][f"minilm-{pool}"]["task_arithmetic"]["mini"]["scale"]
-        assert found[f"minilm-{pool}"]["scale"]["best"] == f"scale {scale:g}"
+        assert choices[f"minilm-{pool}"]["scale"]["best"] == f"scale {scale:g}"
 
 
 def test_frozen_parts_norms_and_features_of_adapters():
@@ -104,8 +106,8 @@ def test_frozen_parts_norms_and_features_of_adapters():
 
 
 def test_only_twenty_tasks_and_the_larger_t5_miss_their_ranges():
-    held = {pool: one["checks_hold"] for pool, one in CHOICE["suite"]["checked"].items()}
-    assert held == {"8": True, "14": True, "20": False}
-    found = record("results/mini/language_choice.json")
-    smaller, larger = (mean(found[role]["experts"].values()) for role in T5)
+    checks = {pool: entry["checks_hold"] for pool, entry in CHOICE["suite"]["checked"].items()}
+    assert checks == {"8": True, "14": True, "20": False}
+    choices = record("results/mini/language_choice.json")
+    smaller, larger = (mean(choices[role]["experts"].values()) for role in T5)
     assert larger < 85 <= smaller

@@ -43,17 +43,17 @@ def nodes_of(cells):
 
 
 def imported(cells):
-    """Every module that the cells import, and every one that they import names from."""
+    """Return the modules that cells import, and the modules that they import names from."""
     nodes = nodes_of(cells)
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return plain, {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
 def outputs(page):
-    """All outputs of a page, each of which is the value of a cell."""
-    found = [output for cell in code_cells(page) for output in cell.outputs]
-    assert {output.output_type for output in found} == {"execute_result"}
-    return found
+    """Return all outputs of a page, each of which is the value of a cell."""
+    result = [output for cell in code_cells(page) for output in cell.outputs]
+    assert {output.output_type for output in result} == {"execute_result"}
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,47 +75,47 @@ def test_a_source_holds_no_output_no_logic_and_no_import_but_of_the_report(name)
 
 
 def shown(page):
-    """What the cells that are tagged show, but for pictures."""
+    """Return the outputs of tagged cells without pictures."""
     tagged = [c for c in code_cells(page) if "nbval-check-output" in c.metadata.get("tags", [])]
-    several = [output.data.items() for cell in tagged for output in cell.outputs]
-    return [{kind: text for kind, text in data if "image" not in kind} for data in several]
+    outputs = [output.data.items() for cell in tagged for output in cell.outputs]
+    return [{kind: text for kind, text in data if "image" not in kind} for data in outputs]
 
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The result files that are asked for, also those whose tables are known from another page."""
-    found, known = set(), evidence.Evidence.table
+    """Collect the result files that are read, or would be if their tables were not cached."""
+    files, original = set(), evidence.Evidence.table
 
     def spy(function):
         def read(path):
-            found.update([Path(path)] if Path(path).is_file() else [])
+            files.update([Path(path)] if Path(path).is_file() else [])
             return function(path)
 
         return read
 
     def table(self, kind):
-        more = {"scores", "ablate", "expert_seeds"} if kind in ("scores", "corrupted") else set()
-        found.update(path for path in map(self.path, {kind} | more) if path.is_file())
-        return known(self, kind)
+        others = {"scores", "ablate", "expert_seeds"} if kind in ("scores", "corrupted") else set()
+        files.update(path for path in map(self.path, {kind} | others) if path.is_file())
+        return original(self, kind)
 
     monkeypatch.setattr(evidence.Evidence, "table", table)
     for reader in ("read_scores", "read_json"):
         monkeypatch.setattr(evidence, reader, spy(getattr(evidence, reader)))
-    return found
+    return files
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_page_run_again_shows_what_git_has_and_reads_what_it_declares(name, opened):
     """Run it as nbval does, without a kernel; in one it runs those of the Makefile's KERNELS."""
-    held = nbformat.read(ROOT / "book" / "pages" / f"{name}.ipynb", as_version=4)
-    page = run_page(deepcopy(held), ROOT / "book" / "pages")
+    committed = nbformat.read(ROOT / "book" / "pages" / f"{name}.ipynb", as_version=4)
+    page = run_page(deepcopy(committed), ROOT / "book" / "pages")
     html = "".join(output.data.get("text/html", "") for output in outputs(page))
     assert html.count("<table") <= MOST_TABLES
-    assert shown(held) and shown(held) == shown(page)
+    assert shown(committed) and shown(committed) == shown(page)
     folder = ROOT / "results" / "mini"
     reads = [*SCRIPT.reads_of(ROOT / "notebooks" / f"{name}.ipynb"), "suite.json"]
     read = {path.relative_to(folder) for path in opened if path.is_relative_to(folder)}
-    assert not [path for path in read if not any(path.is_relative_to(one) for one in reads)]
+    assert not [path for path in read if not any(path.is_relative_to(part) for part in reads)]
     assert "not Meta’s" in html or not [path for path in read if "vit_s" in str(path)]
 
 
@@ -142,14 +142,14 @@ def test_the_pipeline_waits_for_what_the_pages_declare_to_read():
 
 def test_the_list_of_claims_leaves_numbers_to_the_pages_that_list_their_own():
     sources = {name: (ROOT / "notebooks" / f"{name}.ipynb").read_text() for name in NAMES}
-    own = {name for name, text in sources.items() if ".verdicts(" in text}
-    assert own == {claim.place for claim in claims() if claim.place.startswith(LISTED)}
+    listing = {name for name, text in sources.items() if ".verdicts(" in text}
+    assert listing == {claim.location for claim in claims() if claim.location.startswith(LISTED)}
 
 
 def test_the_page_of_the_page_extend_it_runs(results, tmp_path):
     text = (ROOT / "book" / "extend.md").read_text("utf-8")
-    found = dict(re.findall(r"<!-- cell: (\w+) -->\n```python\n(.*?)```", text, re.DOTALL))
-    cells = [new_code_cell(found[name]) for name in ("parameters", "page", "provenance")]
+    cell_texts = dict(re.findall(r"<!-- cell: (\w+) -->\n```python\n(.*?)```", text, re.DOTALL))
+    cells = [new_code_cell(cell_texts[name]) for name in ("parameters", "page", "provenance")]
     cells[0].metadata["tags"] = ["parameters"]
     nbformat.write(new_notebook(cells=cells), tmp_path / "mine.ipynb")
     assert SCRIPT.reads_of(tmp_path / "mine.ipynb") == ["scores/clip_b32-8", "ablate/clip_b32-8"]

@@ -12,12 +12,12 @@ from reproduction.results import SCORES, correct_columns, packed, write_scores
 
 
 def rows(answers, seeds=("42",)):
-    """Result rows of one model: answers[task] holds which rows are right, (seeds, n)."""
+    """Return result rows of one model. answers: right rows by task, (seeds, n)."""
     return pd.DataFrame(
         {"task": task, "seed": seed, "metric": "accuracy", "correct": packed(right)}
         | {"value": 100 * right.mean(), "count": len(right)}
-        for task, several in answers.items()
-        for seed, right in zip(seeds, several, strict=True)
+        for task, by_seed in answers.items()
+        for seed, right in zip(seeds, by_seed, strict=True)
     )
 
 
@@ -27,7 +27,7 @@ def against(left, right):
 
 def test_the_paired_variance_is_that_of_simulated_test_sets():
     draw = np.random.default_rng([7, 3])
-    counts, differences, told = {"a": 300, "b": 120}, [], []
+    counts, differences, estimated = {"a": 300, "b": 120}, [], []
     for _ in range(3000):
         left, right = {}, {}
         for task, n in counts.items():
@@ -35,27 +35,27 @@ def test_the_paired_variance_is_that_of_simulated_test_sets():
             left[task] = (0.8 * difficulty + 0.2 * draw.random(n) < 0.7)[None]
             right[task] = (0.8 * difficulty + 0.2 * draw.random(n) < 0.6)[None]
         differences.append(np.mean([100 * (left[t].mean() - right[t].mean()) for t in counts]))
-        if len(told) < 100:
-            found = against(rows(left), rows(right))
-            told.append(found.variance)
-            assert found.pairing == "" and found.value == pytest.approx(differences[-1])
-    assert np.mean(told) == pytest.approx(np.var(differences), rel=0.08)
-    own = [estimate(rows(answers)).variance for answers in (left, right)]
-    assert np.mean(told) < 0.5 * sum(own), "the models stumble over the same rows"
+        if len(estimated) < 100:
+            result = against(rows(left), rows(right))
+            estimated.append(result.variance)
+            assert result.pairing == "" and result.value == pytest.approx(differences[-1])
+    assert np.mean(estimated) == pytest.approx(np.var(differences), rel=0.08)
+    unpaired = [estimate(rows(answers)).variance for answers in (left, right)]
+    assert np.mean(estimated) < 0.5 * sum(unpaired), "the models stumble over the same rows"
 
 
 def test_discordant_rows_alone_count():
     left, right = np.ones(100, bool), np.ones(100, bool)
     right[:6] = False
     left[6:8] = False
-    found = against(rows({"t": [left]}), rows({"t": [right]}))
-    assert found.value == pytest.approx(4)
+    result = against(rows({"t": [left]}), rows({"t": [right]}))
+    assert result.value == pytest.approx(4)
     # McNemar, with s² of n − 1
-    assert found.variance == pytest.approx(100**2 * (8 / 100 - 0.04**2) / 99)
+    assert result.variance == pytest.approx(100**2 * (8 / 100 - 0.04**2) / 99)
     both = estimate(rows({"t": [left]})), estimate(rows({"t": [right]}))
-    assert lead(*both) == (found.value, found.noise)
+    assert lead(*both) == (result.value, result.noise)
     same = against(rows({"t": [left]}), rows({"t": [left]}))
-    assert (same.value, same.variance, same.known) == (0, 0, True)
+    assert (same.value, same.variance, same.has_error) == (0, 0, True)
 
 
 def test_answers_of_another_run_are_refused(results):

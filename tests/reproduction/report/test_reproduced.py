@@ -22,7 +22,7 @@ def project(tmp_path, monkeypatch):
 
 
 def write_as_printed(folder, role, pool, number, moved=None):
-    """Scores that are the paper's corrected values of one table, but for what is moved."""
+    """Write the paper's corrected values of one table as scores, some of them moved."""
     frame = paper.corrected_table(number)
     frame = (
         frame[frame["model"] == paper.PAPER_MODELS[role]] if frame["model"].nunique() > 1 else frame
@@ -34,24 +34,24 @@ def write_as_printed(folder, role, pool, number, moved=None):
             continue  # a row of the highest values, which no model has
         key = {name: cell[name] for name in ("upstream", "method", "task")}
         calibrated = cell["method"] in ("featcal", "surgery", "prob_surgery")
-        own = {"setting": "paper" if calibrated else cell["setting"]}
-        own |= {"seed": "42" if calibrated else ""}
+        columns = {"setting": "paper" if calibrated else cell["setting"]}
+        columns |= {"seed": "42" if calibrated else ""}
         value = cell["value"] + (moved or {}).get(tuple(key.values()), 0.0)
-        rows.append(shared | key | own | {"value": value})
+        rows.append(shared | key | columns | {"value": value})
     write_rows(folder / f"scores/{role}-{pool}/scores.csv", rows, SCORES)
 
 
 def cells(role, pool, number):
-    found = reproduced.compared(Evidence("paper", role, pool), number)
-    return {(one.row, one.column): one for one in found}
+    compared = reproduced.compared(Evidence("paper", role, pool), number)
+    return {(cell.row, cell.column): cell for cell in compared}
 
 
 def test_a_tolerance_is_rounding_and_two_standard_errors_of_images_and_of_both_sides_seeds():
-    known, ours = (Estimate(80.0, sd, n, known_variance=0.04) for sd, n in ((None, 1), (0.6, 3)))
-    allowed = {0.0: tolerance(known), 0.09: tolerance(known, spread=0.3)}  # of one run of the paper
-    allowed |= {0.03: tolerance(known, spread=0.3, seeds=3), 0.36: tolerance(ours)}
-    for theirs, found in allowed.items():
-        assert found == pytest.approx(0.05 + 2 * (0.04 + theirs) ** 0.5)
+    one, three = (Estimate(80.0, sd, n, known_variance=0.04) for sd, n in ((None, 1), (0.6, 3)))
+    allowed = {0.0: tolerance(one), 0.09: tolerance(one, spread=0.3)}  # of one run of the paper
+    allowed |= {0.03: tolerance(one, spread=0.3, seeds=3), 0.36: tolerance(three)}
+    for variance, actual in allowed.items():
+        assert actual == pytest.approx(0.05 + 2 * (0.04 + variance) ** 0.5)
 
 
 def test_the_printed_tables_reproduce_themselves_and_what_is_moved_differs_by_what_it_was_moved(
@@ -59,13 +59,13 @@ def test_the_printed_tables_reproduce_themselves_and_what_is_moved_differs_by_wh
 ):
     """Averages are means of printed cells here, which are rounded."""
     write_as_printed(project, "clip_b32", "8", "table01", {("wudi", "featcal", "dtd"): 1.0})
-    found = cells("clip_b32", "8", "table01")
-    assert len(found) == len(paper.paper_table("table01"))
-    moved = found["WUDI-Merging w/ FeatCal", "dtd"]
-    assert not moved.as_printed and tolerance(moved.ours) < 0.1
-    assert moved.ours.mean - moved.printed == pytest.approx(1.0)
-    missed = {key for key, one in found.items() if not one.as_printed and key[1] != paper.AVERAGE}
-    assert missed == {(moved.row, moved.column)}
+    compared = cells("clip_b32", "8", "table01")
+    assert len(compared) == len(paper.paper_table("table01"))
+    moved = compared["WUDI-Merging w/ FeatCal", "dtd"]
+    assert not moved.as_printed and tolerance(moved.measured) < 0.1
+    assert moved.measured.mean - moved.printed == pytest.approx(1.0)
+    missed = {key for key, cell in compared.items() if not cell.as_printed}
+    assert {key for key in missed if key[1] != paper.AVERAGE} == {(moved.row, moved.column)}
 
 
 def test_a_rotated_row_is_reproduced_in_its_corrected_form_only(project):
@@ -80,24 +80,24 @@ def test_a_rotated_row_is_reproduced_in_its_corrected_form_only(project):
 
 def test_the_paper_s_own_seeds_count_where_it_repeats_an_experiment(project):
     write_as_printed(project, "clip_b32", "8", "table01")
-    found = cells("clip_b32", "8", "table01")
-    repeated = found["Task Arithmetic w/ Surgery", paper.AVERAGE]
-    once = found["WUDI-Merging w/ Surgery", paper.AVERAGE]
-    assert repeated.reproduced(repeated.ours.mean + ROUNDING + 2 * 0.2 - 0.01)
-    assert not once.reproduced(once.ours.mean + 0.1)
+    compared = cells("clip_b32", "8", "table01")
+    repeated = compared["Task Arithmetic w/ Surgery", paper.AVERAGE]
+    once = compared["WUDI-Merging w/ Surgery", paper.AVERAGE]
+    assert repeated.reproduced(repeated.measured.mean + ROUNDING + 2 * 0.2 - 0.01)
+    assert not once.reproduced(once.measured.mean + 0.1)
 
 
-@pytest.mark.parametrize(("place", "number"), PAGES.items())
-def test_every_page_of_values_says_what_is_reproduced_and_how_many(project, place, number):
-    role, pool = place[0], place[1].strip()
+@pytest.mark.parametrize(("experiment", "number"), PAGES.items())
+def test_every_page_of_values_says_what_is_reproduced_and_how_many(project, experiment, number):
+    role, pool = experiment[0], experiment[1].strip()
     write_as_printed(project, role, pool, number)
-    found = cells(role, pool, number)
+    compared = cells(role, pool, number)
     assert (
-        len(found)
+        len(compared)
         >= 0.8 * len(paper.paper_table(number)) / paper.paper_table(number)["model"].nunique()
     )
-    shown = against_printed(Evidence("paper", role, pool), number)
-    assert f"of {len(found)} values reproduced as printed" in shown
+    text = against_printed(Evidence("paper", role, pool), number)
+    assert f"of {len(compared)} values reproduced as printed" in text
 
 
 def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkeypatch):
@@ -108,8 +108,8 @@ def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkey
         tuned = frame[frame["setting"] != "paper"].replace({"setting": {"suite": "paper"}})
         tuned.to_csv(path, index=False)
     monkeypatch.chdir(tmp_path)
-    ours = Evidence("paper", "clip_b32", "8")
-    budgets = samples.compared_means(ours)
-    assert {one.column for one in budgets} == {"n = 8", "n = 64", "n = 512"} and len(budgets) == 9
-    assert "values reproduced as printed" in samples.means(ours).text
-    assert any(one.column == "Fog" for one in samples.compared_damage(ours))
+    data = Evidence("paper", "clip_b32", "8")
+    budgets = samples.compared_means(data)
+    assert {cell.column for cell in budgets} == {"n = 8", "n = 64", "n = 512"} and len(budgets) == 9
+    assert "values reproduced as printed" in samples.means(data).text
+    assert any(cell.column == "Fog" for cell in samples.compared_damage(data))

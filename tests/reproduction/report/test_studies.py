@@ -36,10 +36,10 @@ def test_means_by_number_of_samples_are_those_of_the_csv(role):
     frame = pd.read_csv(RESULTS / f"samples/{role}-8/samples.csv")
     keys = ["method", "setting", "samples"]
     seeds = frame[frame["method"] != "merged"].groupby([*keys, "seed"])["value"].mean()
-    found = samples.measured(measured(role)).set_index(keys)
+    means = samples.mean_accuracies(measured(role)).set_index(keys)
     by_hand = seeds.groupby(keys)
-    assert dict(found["mean"]) == pytest.approx(dict(by_hand.mean()))
-    spreads = found["sd"].dropna()
+    assert dict(means["mean"]) == pytest.approx(dict(by_hand.mean()))
+    spreads = means["sd"].dropna()
     assert len(spreads) and dict(spreads) == pytest.approx(dict(by_hand.std()[spreads.index]))
 
 
@@ -59,19 +59,19 @@ def test_costs_are_those_of_the_run_record(role):
 @pytest.mark.parametrize("role", BOTH)
 def test_averages_after_damage_are_those_of_the_csv(role):
     frame = pd.read_csv(RESULTS / f"corrupted/{role}-8/corrupted.csv")
-    own = frame[frame["setting"] == "suite"]
-    ours = measured(role)
-    for (method, kind), rows in own.groupby(["method", "corruption"]):
+    tuned = frame[frame["setting"] == "suite"]
+    data = measured(role)
+    for (method, kind), rows in tuned.groupby(["method", "corruption"]):
         by_seed = rows.groupby("seed")["value"].mean()
-        assert samples.after_damage(ours, method, kind).mean == pytest.approx(by_seed.mean())
-    assert set(samples.kinds(ours)) == {"clean", *own["corruption"]}
+        assert samples.after_damage(data, method, kind).mean == pytest.approx(by_seed.mean())
+    assert set(samples.kinds(data)) == {"clean", *tuned["corruption"]}
 
 
 @pytest.mark.parametrize("role", BOTH)
 def test_a_curve_holds_the_averages_of_the_csv_in_rising_order(role):
     frame = pd.read_csv(RESULTS / f"sweep/{role}-8/sweep.csv", keep_default_na=False)
     means = frame.groupby(["parameter", "upstream", "setting", "at"])["value"].mean()
-    curves = [(p, *one) for p in sweeps.SYMBOLS for one in sweeps._curves(measured(role), p)]
+    curves = [(p, *curve) for p in sweeps.SYMBOLS for curve in sweeps._curves(measured(role), p)]
     assert len(curves) >= 6
     for *key, points in curves:
         assert dict(points["value"]) == pytest.approx(dict(means[*key]))
@@ -126,9 +126,9 @@ def test_all_models_of_a_task_share_their_plane():
     shift = torch.tensor([0, 0, 9.0, 0, 0, 0])
     models = {"expert": expert, "merged": expert + shift, "featcal": expert}
     frame = pd.DataFrame(measure.projection_rows("t", torch.arange(30), models))
-    own = {model: rows[["x", "y"]].to_numpy() for model, rows in frame.groupby("model")}
-    assert (own["expert"] == own["featcal"]).all()
-    moved = own["merged"] - own["expert"]
+    points = {model: rows[["x", "y"]].to_numpy() for model, rows in frame.groupby("model")}
+    assert (points["expert"] == points["featcal"]).all()
+    moved = points["merged"] - points["expert"]
     assert abs(moved - moved[0]).max() < 1e-3
     assert math.hypot(*moved[0]) == pytest.approx(9, rel=0.05)
 
@@ -136,20 +136,20 @@ def test_all_models_of_a_task_share_their_plane():
 FIGURE1 = (drift.features, drift.distance, drift.drift, drift.accuracies)
 
 
-def test_panels_show_the_numbers_of_the_tables(ours, monkeypatch):
-    monkeypatch.setattr(drift, "shown", lambda figure, name: figure)
-    axes = drift.alignment(ours, "surgery").axes[0]
+def test_panels_show_the_numbers_of_the_tables(data, monkeypatch):
+    monkeypatch.setattr(drift, "figure_output", lambda figure, name: figure)
+    axes = drift.alignment(data, "surgery").axes[0]
     dots = {d.get_label(): list(map(float, d.get_offsets()[:, 0])) for d in axes.collections}
     values = [0.71] * len(TASKS)  # at the printed settings
     assert dots["Surgery"] == pytest.approx([*values, sum(values) / len(values)])
-    bars = drift.accuracies(ours).axes[0].containers[1]
+    bars = drift.accuracies(data).axes[0].containers[1]
     assert [bar.get_width() for bar in bars] == pytest.approx([64 + 0.5 * i for i in range(8)])
 
 
 @pytest.mark.parametrize("panel", FIGURE1)
-def test_a_figure_has_the_same_bytes_twice_and_no_outside_link(ours, panel):
+def test_a_figure_has_the_same_bytes_twice_and_no_outside_link(data, panel):
     before = dict(matplotlib.rcParams)
-    first, second = (panel(ours).bundle["image/svg+xml"] for _ in range(2))
+    first, second = (panel(data).bundle["image/svg+xml"] for _ in range(2))
     assert first == second and len(first) < 120_000
     tree = ElementTree.fromstring(first.split("?>", 1)[1])
     links = [v for node in tree.iter() for key, v in node.attrib.items() if key.endswith("href")]

@@ -27,17 +27,17 @@ def labels(rows):
 
 @pytest.mark.parametrize(("role", "pool"), [*PRINTED, *TEXT_PRINTED])
 def test_a_table_has_the_papers_rows_and_every_setting(results, role, pool):
-    ours = accuracy_rows(Evidence("mini", role, pool))
+    measured = accuracy_rows(Evidence("mini", role, pool))
     text = pool in TEXT_TASKS
     number = (TEXT_PRINTED if text else PRINTED)[role, pool]
     _, printed = paper_rows(number, PAPER_MODELS[role] if text else "")
-    assert labels(ours) == labels(printed)
+    assert labels(measured) == labels(printed)
     if text:
-        assert all(list(row.cells) == [*TEXT_TASKS[pool], AVERAGE] for row in (*ours, *printed))
+        assert all(list(row.cells) == [*TEXT_TASKS[pool], AVERAGE] for row in (*measured, *printed))
     else:
         settings = 2 if pool == "8" else 1
-        run = [row for row in ours if row.kind == "merger" and row.cells]
-        assert len(ours) == (3 if pool == "8" else 2) + 4 + len(run) * 3 * settings
+        run = [row for row in measured if row.kind == "merger" and row.cells]
+        assert len(measured) == (3 if pool == "8" else 2) + 4 + len(run) * 3 * settings
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -47,35 +47,36 @@ def test_every_cell_is_the_mean_of_its_rows_in_the_csv(name):
     rows = accuracy_rows(Evidence("mini", role, pool, RESULTS))
     files = [RESULTS / kind / name / f"{kind}.csv" for kind in ("scores", "ablate")]
     scores = pd.concat([pd.read_csv(f, keep_default_na=False) for f in files if f.is_file()])
-    seen = 0
+    checked = 0
     for row in rows:
         calibrated = row.kind == "calibrated"  # mergers' names have commas too
         label, _, setting = row.label.partition(", ") if calibrated else (row.label, "", "")
         method = NAMES.get(label, "merged")
         if not row.cells or (method == "expert" and pool == "mergebench"):
             continue
-        own = scores[(scores["method"] == method) & (scores["upstream"] == row.upstream)]
+        model_scores = scores[(scores["method"] == method) & (scores["upstream"] == row.upstream)]
         chosen = {"printed": "paper", "tuned": "suite", "": "paper"}[setting]
-        own = own[own["setting"] == (chosen if method in METHODS else "")]
-        for task, values in own.groupby("task")["value"]:
+        chosen = chosen if method in METHODS else ""
+        model_scores = model_scores[model_scores["setting"] == chosen]
+        for task, values in model_scores.groupby("task")["value"]:
             assert row.cells[task].value == pytest.approx(values.mean())
-        by_seed = own.groupby("seed")["value"].mean()
+        by_seed = model_scores.groupby("seed")["value"].mean()
         assert row.cells[AVERAGE].value == pytest.approx(by_seed.mean())
         if len(by_seed) > 1:
             assert row.cells[AVERAGE].spread == pytest.approx(by_seed.std())
-        seen += 1
-    assert seen >= 6
+        checked += 1
+    assert checked >= 6
 
 
-@pytest.mark.parametrize(("ours", "word"), [(80.0, "tie"), (80.6, "above"), (76.4, "below")])
-def test_differences_are_named_by_two_standard_errors(ours, word):
-    one, other = (Estimate(mean, None, 1, known_variance=0.5) for mean in (ours, 78.5))
-    assert margin(one, other).startswith(f"{ours - 78.5:+.1f} <small>{word}")
+@pytest.mark.parametrize(("value", "word"), [(80.0, "tie"), (80.6, "above"), (76.4, "below")])
+def test_differences_are_named_by_two_standard_errors(value, word):
+    left, right = (Estimate(mean, None, 1, known_variance=0.5) for mean in (value, 78.5))
+    assert margin(left, right).startswith(f"{value - 78.5:+.1f} <small>{word}")
 
 
 def test_the_answer_is_featcal_minus_its_merger_and_minus_the_better_adapter(results):
-    ours = Evidence("mini", "clip_b32", "8")
-    lines = [line.split("  ") for line in accuracies.answer("table01", ours).text.splitlines()]
+    data = Evidence("mini", "clip_b32", "8")
+    lines = [line.split("  ") for line in accuracies.answer("table01", data).text.splitlines()]
     printed, tuned = [line for line in lines if line[0].startswith("Task Arithmetic")]
     assert printed[2:5] == ["+18.0", "79 %", "+6.7"], "85.5 − 67.5, of 90.3 − 67.5; 85.5 − 78.8"
     assert printed[5] == "+8.2"
@@ -100,21 +101,21 @@ def test_columns_are_the_tasks_of_the_user(tmp_path, monkeypatch):
 
 
 def test_the_share_recovered_is_the_part_of_the_gap(results):
-    ours = Evidence("mini", "clip_b32", "8")
-    assert accuracies.share_of(ours, "average", "suite") == f"{100 * (80 - 60) / (90 - 60):.0f}"
-    assert "not run" in accuracies.share_of(ours, "wudi", "suite")
-    said = [paper_recovered("table10", "average", corrected=c) for c in (False, True)]
-    assert said[0] == pytest.approx(100 * (87.3 - 61.1) / (90.3 - 61.1))
-    assert said[1] == pytest.approx(100 * (73.15 - 61.1) / (89.8 - 61.1))
+    data = Evidence("mini", "clip_b32", "8")
+    assert accuracies.share_of(data, "average", "suite") == f"{100 * (80 - 60) / (90 - 60):.0f}"
+    assert "not run" in accuracies.share_of(data, "wudi", "suite")
+    shares = [paper_recovered("table10", "average", corrected=c) for c in (False, True)]
+    assert shares[0] == pytest.approx(100 * (87.3 - 61.1) / (90.3 - 61.1))
+    assert shares[1] == pytest.approx(100 * (73.15 - 61.1) / (89.8 - 61.1))
 
 
 def test_the_highest_of_base_and_experts_is_taken_test_by_test(results):
-    ours = Evidence("mini", "llama_3b", "mergebench")
-    rows = ours.table("scores")
+    data = Evidence("mini", "llama_3b", "mergebench")
+    rows = data.table("scores")
     models = rows[rows["method"].isin(("base", "expert"))]
     top = models.groupby(["task", "method", "setting"])["value"].mean().groupby("task").max()
-    found = {name: one.mean for name, one in by_task(ours, ("", "expert", "")).items()}
-    assert found == {**top, AVERAGE: pytest.approx(top.mean())}
+    highest = {name: value.mean for name, value in by_task(data, ("", "expert", "")).items()}
+    assert highest == {**top, AVERAGE: pytest.approx(top.mean())}
     for model in ("llama-3.2-3b-instruct", "llama-3.1-8b-instruct"):
         *models, last = language._printed_experts(model)
         for test, cell in last.cells.items():
@@ -132,7 +133,7 @@ def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "file", "wanted"),
+    ("kind", "file", "columns"),
     [
         ("drift", "drift/clip_b32-8/drift.csv", {"method": "merged"}),
         ("scores", "scores/clip_b32-8/scores.csv", {"method": "featcal", "setting": "suite"}),
@@ -141,16 +142,16 @@ def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
     ],
 )
 def test_rows_that_were_picked_before_are_picked_anew_from_a_changed_file(
-    kind, file, wanted, results
+    kind, file, columns, results
 ):
-    def found():
-        return select(Evidence("mini", "clip_b32", "8").table(kind), wanted)
+    def selected():
+        return select(Evidence("mini", "clip_b32", "8").table(kind), columns)
 
-    before, path = found(), results / file
-    assert len(before) and found().equals(before)
+    before, path = selected(), results / file
+    assert len(before) and selected().equals(before)
     head, *lines = path.read_text().splitlines(keepends=True)
-    said = wanted["method"] if "method" in wanted else wanted["corruption"]
-    path.write_text("".join([head, *(line for line in lines if f",{said}," not in line)]))
-    assert found().empty
+    value = columns["method"] if "method" in columns else columns["corruption"]
+    path.write_text("".join([head, *(line for line in lines if f",{value}," not in line)]))
+    assert selected().empty
     path.write_text("".join([head, *lines]))
-    assert found().equals(before)
+    assert selected().equals(before)

@@ -8,7 +8,7 @@ from synthetic_correct import COUNT
 
 from pipeline import ROOT
 from reproduction.experiments import load_experiments
-from reproduction.report.pages.differences import adapters_on_samples, among, mean_lead
+from reproduction.report.pages.differences import adapters_on_samples, averages_on, mean_lead
 from reproduction.report.statistics import lead
 from reproduction.results import packed
 
@@ -16,8 +16,8 @@ from reproduction.results import packed
 def rows(column, seed="42", **tasks):
     """Return a row per task with flags in a column."""
     shared = {"seed": seed, "metric": "accuracy"}
-    flags = {task: [one == "1" for one in text] for task, text in tasks.items()}
-    rows = ({"task": t, "count": len(own), column: packed(own)} for t, own in flags.items())
+    flags = {task: [digit == "1" for digit in text] for task, text in tasks.items()}
+    rows = ({"task": t, "count": len(marks), column: packed(marks)} for t, marks in flags.items())
     return pd.DataFrame(shared | row for row in rows)
 
 
@@ -28,7 +28,7 @@ FEATCAL = rows("correct", a="1011", b="101011")
 
 
 def test_differences_are_paired_image_by_image_over_tasks_of_their_own_images():
-    on, off = ({n: among(model, SHOWN, shown)["42"] for n, model in (("f", FEATCAL), ("s", SURGERY))}
+    on, off = ({n: averages_on(model, SHOWN, shown)["42"] for n, model in (("f", FEATCAL), ("s", SURGERY))}
                for shown in (True, False))  # fmt: skip
     assert (on["s"].mean, off["s"].mean) == pytest.approx((75, 12.5))
     b = 100**2 * 1 / 4  # s²/n of the differences 1, -1, 1, 1; those of the other task are all 1
@@ -47,23 +47,24 @@ def test_seeds_add_their_spread_and_do_not_make_images_more():
 
 def test_where_all_images_were_shown_or_seeds_differ_nothing_is_compared():
     every = rows("seen", a="1111", b="111111")
-    assert among(SURGERY, every, False) == {} and among(SURGERY, every, True)["42"].mean > 0
-    assert among(FEATCAL.assign(seed="43"), SHOWN, True) == {}
+    assert averages_on(SURGERY, every, False) == {}
+    assert averages_on(SURGERY, every, True)["42"].mean > 0
+    assert averages_on(FEATCAL.assign(seed="43"), SHOWN, True) == {}
 
 
-def test_numbers_on_the_page_are_those_of_the_flags_on_file(ours):
-    right, seen, wanted = ours.table("scores.correct"), ours.table("seen"), []
+def test_numbers_on_the_page_are_those_of_the_flags_on_file(data):
+    right, seen, expected = data.table("scores.correct"), data.table("seen"), []
     surgery = {"upstream": "task_arithmetic", "setting": "suite", "method": "surgery"}
-    own = right[(right[list(surgery)] == pd.Series(surgery)).all(axis=1)]
-    both = own.merge(seen[seen.samples == 256], on=["task", "seed"])
-    assert len(both) == 3 * len(ours.tasks)
-    for texts in zip(both.correct, both.seen, strict=True):
-        answers, shown = (f"{int(one, 16):0{4 * len(one)}b}"[:COUNT] for one in texts)
+    surgery_rows = right[(right[list(surgery)] == pd.Series(surgery)).all(axis=1)]
+    merged = surgery_rows.merge(seen[seen.samples == 256], on=["task", "seed"])
+    assert len(merged) == 3 * len(data.tasks)
+    for texts in zip(merged.correct, merged.seen, strict=True):
+        answers, shown = (f"{int(text, 16):0{4 * len(text)}b}"[:COUNT] for text in texts)
         others = [a == "1" for a, s in zip(answers, shown, strict=True) if s == "0"]
-        wanted.append(100 * sum(others) / len(others))
+        expected.append(100 * sum(others) / len(others))
     lines = adapters_on_samples("mini").text.splitlines()
-    line = next(one for one in lines if one.startswith("Surgery  Task Arithmetic, smaller"))
-    assert f"  {sum(wanted) / len(wanted):.1f}  " in line
+    line = next(text for text in lines if text.startswith("Surgery  Task Arithmetic, smaller"))
+    assert f"  {sum(expected) / len(expected):.1f}  " in line
 
 
 @pytest.mark.parametrize("suite", ["mini", "paper"])
@@ -73,7 +74,7 @@ def test_every_adapter_on_test_images_has_a_twin_on_training_images(suite):
     compared_with = [run.settings for run in runs if run.role.startswith("clip") and run.settings]
     assert len(compared_with) == 6 * 5 * 3  # sizes and pools, mergers, adapters and the mean shift
     for settings in compared_with:
-        own, twin = settings[main], settings[f"{main}_train"]
-        assert (own.draw.split, twin.draw.split) == ("test", "train")
-        assert own.training == twin.training
-        assert own.draw.samples == twin.draw.samples and set(twin.seeds) <= set(own.seeds)
+        test, twin = settings[main], settings[f"{main}_train"]
+        assert (test.draw.split, twin.draw.split) == ("test", "train")
+        assert test.training == twin.training
+        assert test.draw.samples == twin.draw.samples and set(twin.seeds) <= set(test.seeds)

@@ -27,16 +27,16 @@ def means(file):
         return {}
     rows = pd.read_csv(RESULTS / file, keep_default_na=False)
     if file == FILES["SmolLM2"]:
-        own = set(rows[(rows["method"] == "expert") & (rows["setting"] == "")]["task"])
-        rows = rows[rows["task"].isin({task for task in own if "-greedy" not in task})]
+        tasks = set(rows[(rows["method"] == "expert") & (rows["setting"] == "")]["task"])
+        rows = rows[rows["task"].isin({task for task in tasks if "-greedy" not in task})]
     if "default" in file:
         rows = rows[rows["samples"] == 32]  # which the page names
     model = ["upstream", "method", "setting"]
-    found = dict(rows.groupby([*model, "seed"])["value"].mean().groupby(model).mean())
+    result = dict(rows.groupby([*model, "seed"])["value"].mean().groupby(model).mean())
     if "llama" in file:  # of each test the highest of base and experts
-        ends = rows[rows["method"].isin(["base", "expert"])]
-        found["", "expert", ""] = ends.groupby("task")["value"].max().mean()
-    return found
+        models = rows[rows["method"].isin(["base", "expert"])]
+        result["", "expert", ""] = models.groupby("task")["value"].max().mean()
+    return result
 
 
 def test_every_average_is_that_of_the_files():
@@ -44,16 +44,16 @@ def test_every_average_is_that_of_the_files():
     assert len(lines) > 20
     for line in lines:
         name, merger, *cells = (cell.strip() for cell in line.split("  ") if cell.strip())
-        found, upstream = means(FILES[name]), MERGERS[merger]
+        scores, upstream = means(FILES[name]), MERGERS[merger]
         study = means(f"default/{STUDIED.get(name, FILES[name].split('/')[1])}/default.csv")
         keys = [(upstream, a, s) for a in landing.ADAPTERS for s in ("suite", "paper")]
-        as_run = [found.get(key, 0) for key in keys]
+        as_run = [scores.get(key, 0) for key in keys]
         tuned = [study.get((upstream, a, ""), 0) for a in landing.ADAPTERS]
         merged = upstream, "merged", ""
-        expected = [found.get(merged) or study[merged], found.get((upstream, "featcal", "paper"))]
+        expected = [scores.get(merged) or study[merged], scores.get((upstream, "featcal", "paper"))]
         expected += [study.get((upstream, "featcal", "auto")), max(as_run) or None]
-        expected += [max(tuned) or None, found.get(("", "expert", ""))]
-        shown = [None if one == "–" else float(one) for one in cells if one[:2] != "sd"]
+        expected += [max(tuned) or None, scores.get(("", "expert", ""))]
+        shown = [None if cell == "–" else float(cell) for cell in cells if cell[:2] != "sd"]
         assert shown == [value and pytest.approx(value, abs=0.0501) for value in expected], line
 
 
@@ -67,8 +67,8 @@ def test_every_average_is_that_of_the_files():
 def test_a_word_needs_two_standard_errors(gaps, word, counts):
     """Two standard errors of a difference are 2·√(0.125 + 0.125) = 1 point here."""
     means = [Estimate(80.0 + gap, None, 0, known_variance=0.125) for gap in (0, *gaps)]
-    pairs = [(one, means[0]) for one in means[1:]]
-    assert landing.verdict(pairs) == f"<strong>{word}</strong><small>{counts}</small>"
+    pairs = [(mean, means[0]) for mean in means[1:]]
+    assert landing.verdict_cell(pairs) == f"<strong>{word}</strong><small>{counts}</small>"
 
 
 def test_the_default_s_time_is_compared_on_all_four_real_models():
@@ -76,9 +76,9 @@ def test_the_default_s_time_is_compared_on_all_four_real_models():
     assert len(kept) == 4 * len(landing.ADAPTERS)
 
 
-@pytest.mark.parametrize(("way", "weak"), [(49.9, True), (50.0, False), (None, True)])
-def test_a_merger_is_weak_below_half_of_the_way(way, weak):
-    assert landing.is_weak(way) == weak
+@pytest.mark.parametrize(("covered", "weak"), [(49.9, True), (50.0, False), (None, True)])
+def test_a_merger_is_weak_below_half_of_the_way(covered, weak):
+    assert landing.is_weak(covered) == weak
 
 
 def test_the_papers_column_counts_the_rows_of_its_tables():
@@ -86,8 +86,8 @@ def test_the_papers_column_counts_the_rows_of_its_tables():
     blocks = 0
     for number in ("01", "03", "04", "07", "08", "09", "10", "11"):
         rows = pd.read_csv(PRINTED / f"table{number}.csv")
-        own = rows[(rows["column"] == "Avg.") & (rows["method"] == "featcal")]
-        blocks += len(own.drop_duplicates(["model", "upstream"]))
+        featcal_rows = rows[(rows["column"] == "Avg.") & (rows["method"] == "featcal")]
+        blocks += len(featcal_rows.drop_duplicates(["model", "upstream"]))
     weak, strong, adapters, *_ = landing.printed_pairs().values()
     assert len(weak) + len(strong) == blocks and len(adapters) == 2 * blocks
-    assert all(ours.mean > merged.mean for ours, merged in weak + strong)
+    assert all(featcal.mean > merged.mean for featcal, merged in weak + strong)

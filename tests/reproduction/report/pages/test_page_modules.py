@@ -35,24 +35,24 @@ RESULTS = ROOT / "results" / "mini"
 
 def line(page, start):
     """Return the cells of the line of a table that begins with some words."""
-    return next(one for one in page.text.splitlines() if one.startswith(start)).split("  ")
+    return next(text for text in page.text.splitlines() if text.startswith(start)).split("  ")
 
 
 def test_every_method_of_the_field_has_its_facts():
-    known = field.METHODS
-    after = (*field.BEHIND, *field.INFERRED, *field.TRAINED)
-    assert set(known) == {*method_names(), "swudi", *after, field.TANGENT}
+    methods = field.METHODS
+    after = (*field.AFTER, *field.INFERRED, *field.TRAINED)
+    assert set(methods) == {*method_names(), "swudi", *after, field.TANGENT}
     facts = packaged("field.yaml")
     references = facts["references"]
-    assert {mark for one in known.values() for mark in one.marks} <= set(facts["marks"])
-    assert len(references) == 18 and {n for names in references for n in names} <= set(known)
+    assert {mark for entry in methods.values() for mark in entry.marks} <= set(facts["marks"])
+    assert len(references) == 18 and {n for names in references for n in names} <= set(methods)
     for name in method_names():
         needs = method_named(name).needs
-        looks = known[name].sees != field.NOTHING
-        assert (looks, "H" in known[name].marks) == ("batches" in needs, "head" in needs), name
+        looks = methods[name].sees != field.NOTHING
+        assert (looks, "H" in methods[name].marks) == ("batches" in needs, "head" in needs), name
 
 
-def test_the_field_counts_what_each_way_raises(ours):
+def test_the_field_counts_what_each_way_raises(data):
     assert line(field.summary("mini"), "FeatCal  synthetic")[2] == "3 of 3"
     surgery = line(field.summary("mini"), "Surgery  synthetic")
     assert surgery[2:5] == ["2 of 3", "1", "-1.0 to +10.0"]
@@ -62,7 +62,7 @@ def test_the_field_counts_what_each_way_raises(ours):
 def test_mergers_of_the_language_model_are_means_over_its_tasks_best_first():
     rows = pd.read_csv(RESULTS / "field/flan_t5_base-glue/field.csv")
     means = rows.groupby("upstream")["value"].mean().sort_values(ascending=False)
-    lines = [one for one in field.language("mini").text.splitlines()[2:] if "validation" not in one]
+    lines = [row for row in field.language("mini").text.splitlines()[2:] if "validation" not in row]
     for text, (merger, value) in zip(lines, means.items(), strict=True):
         assert text.startswith(f"{field.METHODS[merger].name} ")
         assert text.split()[-1] == f"{value:.1f}"
@@ -71,55 +71,56 @@ def test_mergers_of_the_language_model_are_means_over_its_tasks_best_first():
 @pytest.fixture
 def invented(results):
     """Invented results of the default after two mergers: two tasks of 400 samples, two draws."""
-    of = {"suite": "mini", "role": "clip_b32", "pool": 8}
+    experiment = {"suite": "mini", "role": "clip_b32", "pool": 8}
     values = dict(
         average={"merged": 60, "paper": 70, "suite": 80, "auto": 79.5, "surgery": 65},
         tsv_merge={"merged": 80, "paper": 82, "suite": 75, "auto": 70, "surgery": 85},
     )
     seconds = {"paper": 2.0, "auto": 6.0, "surgery": 3.0, "prob_surgery": 4.0}
     rows, cost = [], []
-    for (merger, own), seed in product(values.items(), (42, 43)):
+    for (merger, scores), seed in product(values.items(), (42, 43)):
         draw = {"upstream": merger, "samples": 32, "seed": seed}
         cost.append(draw | {"seconds": seconds})
-        for (name, value), task in product(own.items(), ("mnist", "dtd")):
+        for (name, value), task in product(scores.items(), ("mnist", "dtd")):
             other = name in ("merged", "surgery")
             model = {"method": name if other else "featcal", "setting": "" if other else name}
             model["candidate"] = {"auto": "stream 4", "surgery": "rank 4"}.get(name, "")
             score = {"task": task, "metric": "accuracy", "count": 400, "value": value}
-            rows.append(of | draw | model | score)
+            rows.append(experiment | draw | model | score)
     folder = results / "default/clip_b32-8"
     write_answers(folder / "default.csv", rows, DEFAULT)
     listed = {"upstream": "average", "method": "auto", "samples": 32, "seed": 42, "divergence": 0.1}
     tried = [{"candidate": "merged", "chosen": 0}, {"candidate": "stream 4", "chosen": 1}]
-    candidates = [of | listed | one for one in tried]
+    candidates = [experiment | listed | candidate for candidate in tried]
     write_rows(folder / "default.candidates.csv", candidates, CANDIDATES)
     (folder / "run.json").write_text(json.dumps({"cost": cost, "host": {}}))
     return Evidence("mini", "clip_b32", "8")
 
 
 def test_the_default_is_compared_with_the_best_fixed_setting_and_the_better_adapter(invented):
-    one = default.Place(invented, "average", 32)
-    _, error = lead(one.auto, one.merged)
+    case = default.Case(invented, "average", 32)
+    _, error = lead(case.auto, case.merged)
     cells = line(default.answer("mini"), "Simple Averaging")
     shown = {cell.split(" sd")[0] for cell in cells}
     assert {"79.5", "60.0", "70.0", f"+19.5 ± {error:.1f}"} <= shown
-    assert one.fixed[0] == "tuned settings" and one.adapter[0] == "Surgery"
+    assert case.fixed[0] == "tuned settings" and case.adapter[0] == "Surgery"
     assert line(default.expected("mini"), "CLIP")[1:] == ["2", "1", "1", "1", "1"]
     assert "image/svg+xml" in default.chosen("mini").bundle
     assert line(default.costs("mini"), "CLIP")[2:] == ["2", "6", "7"]
 
 
 def test_a_choice_is_compared_with_what_another_draw_and_other_test_texts_may_do(results):
-    found = cost.moved(Evidence("mini", "llama_3b", "mergebench"))
-    assert [round(change, 6) for *_, change, _ in found] == [-10.0, -0.5, 2.0]
-    drawn = 1 + 1 / 3  # the draws deviate by 1 around 80; unpaired, 400 texts of one task add
-    for *_, reached, _, room in found:
-        most = drawn + (80 * 20 + reached * (100 - reached)) / 400
-        assert 2 * math.sqrt(drawn) <= room < 2 * math.sqrt(most)
+    effects = cost.choice_effects(Evidence("mini", "llama_3b", "mergebench"))
+    assert [round(change, 6) for *_, change, _ in effects] == [-10.0, -0.5, 2.0]
+    spread = 1 + 1 / 3  # the draws deviate by 1 around 80; unpaired, 400 texts of one task add
+    for *_, reached, _, room in effects:
+        most = spread + (80 * 20 + reached * (100 - reached)) / 400
+        assert 2 * math.sqrt(spread) <= room < 2 * math.sqrt(most)
     path = results / "choices/llama_3b-mergebench/choices.csv"
-    kept = [one for one in path.read_text().splitlines() if ",43," not in one and ",44," not in one]
+    kept = [row for row in path.read_text().splitlines() if ",43," not in row and ",44," not in row]
     path.write_text("\n".join(kept) + "\n")
-    assert cost.moved(Evidence("mini", "llama_3b", "mergebench")) == [], "one draw has no deviation"
+    one_draw = cost.choice_effects(Evidence("mini", "llama_3b", "mergebench"))
+    assert one_draw == [], "one draw has no deviation"
 
 
 def test_shares_and_drift_are_counted_by_hand(results):
@@ -129,29 +130,29 @@ def test_shares_and_drift_are_counted_by_hand(results):
 
 
 def test_margins_over_expert_seeds_have_the_error_of_test_texts_and_of_seeds():
-    ours = Evidence("mini", "minilm", "8")
+    data = Evidence("mini", "minilm", "8")
     featcal, surgery = ("average", "featcal", "suite"), ("average", "surgery", "suite")
     # without the columns of further trainings, whose variance is counted by the seeds
-    texts = (rows_of(ours, key).filter(regex="^(?!value of)") for key in (featcal, surgery))
+    texts = (rows_of(data, key).filter(regex="^(?!value of)") for key in (featcal, surgery))
     left, right = map(estimate, texts)
-    margins, others = [left.mean - right.mean], ours.table("expert_seeds")
-    for _, one in others[others["upstream"] == "average"].groupby("expert_seed"):
-        means = one[one["setting"] == "suite"].groupby("method")["value"].mean()
+    margins, others = [left.mean - right.mean], data.table("expert_seeds")
+    for _, retrained in others[others["upstream"] == "average"].groupby("expert_seed"):
+        means = retrained[retrained["setting"] == "suite"].groupby("method")["value"].mean()
         margins.append(means["featcal"] - means["surgery"])
     room = 2 * math.sqrt((lead(left, right)[1] / 2) ** 2 + variance(margins) / 3)
     cells = line(real_models.seeds("mini"), "w/ Surgery, smaller")
     assert len(margins) == 3 and cells[-1] == f"{sum(margins) / 3:+.1f} ± {room:.1f}"
 
 
-def numbers(text):
-    return [float(one) for one in re.findall(r"-?\d+(?:\.\d+)?", text)]
+def numbers_in(text):
+    return [float(match) for match in re.findall(r"-?\d+(?:\.\d+)?", text)]
 
 
 @pytest.mark.parametrize("entry", [e for e in errata() if e.facts], ids=lambda e: e.id)
 def test_facts_next_to_an_erratum_are_those_of_the_printed_tables(entry):
     row, frame = differences.printed_row(entry), paper_table(entry.table, entry.model)
     if entry.kind == "average":
-        assert numbers(entry.facts)[1] == round(row.drop(AVERAGE).mean(), 2)
+        assert numbers_in(entry.facts)[1] == round(row.drop(AVERAGE).mean(), 2)
     elif entry.kind == "change":
         before = paper_row(entry.table, entry.row[0], "merged", entry.model)
         cells = [(row[cell], before[cell], row[cell] - before[cell]) for cell in entry.cells]
@@ -161,29 +162,29 @@ def test_facts_next_to_an_erratum_are_those_of_the_printed_tables(entry):
         shifted = [tuple(e.row) for e in errata() if (e.kind, e.table, e.model) == key]
         others = frame.set_index(["upstream", "method"]).drop(index=shifted)
         profile = others.groupby("task")["value"].mean()
-        gaps = [pd.Series(one)[list(entry.cells)] - profile for one in (row, entry.corrected)]
+        gaps = [pd.Series(values)[list(entry.cells)] - profile for values in (row, entry.corrected)]
         before, after = (gap.std() for gap in gaps)
-        assert numbers(entry.facts) == [round(before, 1), round(after, 1)] and after < before / 2
+        assert numbers_in(entry.facts) == [round(before, 1), round(after, 1)] and after < before / 2
     elif entry.kind == "foreign":
         rows = frame.pivot(index=["upstream", "method"], columns="task", values="value")
-        apart = (rows - row).drop(columns=AVERAGE).abs().drop(index=tuple(entry.row))
-        nearest = apart.mean(axis=1).idxmin()
-        near = apart.loc[nearest]
+        distances = (rows - row).drop(columns=AVERAGE).abs().drop(index=tuple(entry.row))
+        nearest = distances.mean(axis=1).idxmin()
+        near = distances.loc[nearest]
         assert entry.facts.startswith(f"nearest row: {row_name(*nearest)}, {near.mean():.2f} apart")
-        assert numbers(entry.facts)[-1] == round(near.max(), 1)
+        assert numbers_in(entry.facts)[-1] == round(near.max(), 1)
     elif "mean" in entry.facts:
         fitting = pd.Series(row.to_dict() | entry.corrected)
-        means = [round(one.drop(AVERAGE).mean(), 1) for one in (row, fitting)]
-        assert numbers(entry.facts)[-2:] == means
+        means = [round(values.drop(AVERAGE).mean(), 1) for values in (row, fitting)]
+        assert numbers_in(entry.facts)[-2:] == means
 
 
 @pytest.mark.parametrize(
     ("table", "others"), [("table01", ("table08", "table10")), ("table07", ("table09", "table11"))]
 )
 def test_another_vintage_is_reported_for_exactly_the_cells_that_differ(table, others):
-    here, *there = (paper_row(name, "", "base") for name in (table, *others))
-    here = here.drop("average")
-    differing = {cell for cell in here.index if any(one[cell] != here[cell] for one in there)}
+    row, *rest = (paper_row(name, "", "base") for name in (table, *others))
+    row = row.drop("average")
+    differing = {cell for cell in row.index if any(other[cell] != row[cell] for other in rest)}
     entry = next(e for e in errata() if e.id == f"t{int(table[-2:])}_vintage")
     assert set(entry.cells) == differing
 
@@ -199,8 +200,8 @@ def study(results):
     shutil.rmtree(results / "sweep")
     folder = results / "extrapolation/clip_b32-8"
     models = [("anchor", "", 0.3, 1, 1e9, 60.0), ("anchor", "", 0.3, 8, 1e9, 40.0)]
-    for (order, value), alpha, (rho, more) in product(ORDERS.items(), (0.3, 1), BLENDS.items()):
-        models.append(("cell", order, alpha, rho, 0.01, value + more))
+    for (order, value), alpha, (rho, added) in product(ORDERS.items(), (0.3, 1), BLENDS.items()):
+        models.append(("cell", order, alpha, rho, 0.01, value + added))
     models.append(("stream", "", 1, 8, "", 72.0))
     shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "task_arithmetic"}
     shared |= {"method": "featcal", "setting": "", "metric": "accuracy", "seed": 42, "count": 400}
@@ -223,12 +224,12 @@ def test_gains_of_rho_and_over_the_merged_model_are_paired_over_samples(study):
     rows = read_rows(study / "extrapolation.correct.csv")
     right = {}
     for row in rows:
-        named = (row["choice"], row["variant"], row["interpolation"], float(row["anchor_blend"]))
-        right[named, row["task"]] = bits(row["correct"], 400).astype(float)
+        key = (row["choice"], row["variant"], row["interpolation"], float(row["anchor_blend"]))
+        right[key, row["task"]] = bits(row["correct"], 400).astype(float)
 
     def noise(left, other):
-        each = [variance(100 * (right[left, t] - right[other, t])) / 400 for t in TASKS]
-        return 2 * math.sqrt(sum(each) / 4)
+        variances = [variance(100 * (right[left, t] - right[other, t])) / 400 for t in TASKS]
+        return 2 * math.sqrt(sum(variances) / 4)
 
     cell = ("cell", "sites", "0.300000")
     assert cells[6] == f"+5.0 ± {noise((*cell, 1), ('anchor', '', '0.300000', 1)):.1f}"
@@ -254,12 +255,12 @@ def test_the_table_shows_the_means_of_the_rows_in_git():
 def test_every_expert_has_its_scores_on_all_tasks_and_its_change_against_the_base():
     rows = pd.read_csv(RESULTS / "scores/smollm2-chat/scores.csv", keep_default_na=False)
     rows = rows[~rows["task"].str.endswith("-greedy") & (rows["task"] != "plain_text")]
-    value = rows.set_index(["method", "setting", "task"])["value"].sort_index()
-    base, own, others = value["base", ""], value["expert", "clickbait"], value["expert", ""]
+    table = rows.set_index(["method", "setting", "task"])["value"].sort_index()
+    base, clickbait, others = table["base", ""], table["expert", "clickbait"], table["expert", ""]
     shown = line(language.real_experts("mini"), "Clickbait")[1:-1]
-    assert sorted(shown) == sorted(f"{one:.1f}" for one in own)
-    assert own["clickbait"] == others["clickbait"]
-    gain = own - base
+    assert sorted(shown) == sorted(f"{accuracy:.1f}" for accuracy in clickbait)
+    assert clickbait["clickbait"] == others["clickbait"]
+    gain = clickbait - base
     means = [gain["clickbait"], gain.drop("clickbait").mean()]
     cells = line(language.won_and_lost("mini"), "Clickbait")
-    assert [cells[-4], cells[-2]] == [f"{one:+.1f}" for one in means]
+    assert [cells[-4], cells[-2]] == [f"{accuracy:+.1f}" for accuracy in means]
