@@ -1,9 +1,10 @@
-"""Docstrings of the library begin with a verb, and its names are the field's."""
+"""Docstrings of the packages in PLAIN begin with a verb, and their names are the field's."""
 
 import ast
 
 from test_layering import ROOT, modules, parsed
 
+PLAIN = ("featcal", "reproduction.report")  # packages that the tests cover
 NOT_A_BEGINNING = ("What", "Whether", "Those")
 NOT_A_NAME = set(
     "found told tells held beside behind rivals mended settle parted both_ends joined lag numbers"
@@ -14,8 +15,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nodes():
-    """Every node of the library's sources, and where it is."""
-    for path in (path for name, path in modules().items() if name.startswith("featcal")):
+    """Yield every node of the sources in PLAIN, and its location."""
+    for path in (path for name, path in modules().items() if name.startswith(PLAIN)):
         for node in ast.walk(parsed(path)):
             yield node, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
