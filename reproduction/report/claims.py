@@ -110,7 +110,7 @@ class Claim:
         titles, claims_by_name = UPSTREAMS | NAMES | llamas, {}
         for values in product(*self.over.values()) if self.over else ():
             choice = dict(zip(self.over, values, strict=True))
-            names = [paper.place_name(*choice["place"])] if "place" in choice else []
+            names = [paper.experiment_name(*choice["place"])] if "place" in choice else []
             names += [titles[value] for column, value in choice.items() if column != "place"]
             claims_by_name[", ".join(names)] = self._with_choice(choice)
         return claims_by_name

@@ -73,7 +73,7 @@ def fold(summary: str, body: str) -> str:
 
 
 def folded(html: str) -> PageOutput:
-    """Return a table of the paper, one click away."""
+    """Return a table of the paper in a fold."""
     return PageOutput(fold("The paper’s own values", html))
 
 
@@ -145,9 +145,9 @@ def change(left: Estimate | None, right: Estimate | None) -> str:
     return "no change" if text == "+0.0 ± 0.0" else text
 
 
-def matrices(named: Mapping[str, ArrayLike], digits: int = 2) -> PageOutput:
+def matrices(by_name: Mapping[str, ArrayLike], digits: int = 2) -> PageOutput:
     """Return every matrix, vector (as a row) or number as a formula; names are LaTeX."""
-    arrays = {name: _rounded(values, digits) for name, values in named.items()}
+    arrays = {name: _rounded(values, digits) for name, values in by_name.items()}
     formulas = [f"${name} = {_formula(values, digits)}$" for name, values in arrays.items()]
     lines = [f"{name} = {values.tolist()}" for name, values in arrays.items()]
     return PageOutput(picture={"text/markdown": " ".join(formulas)}, text="\n".join(lines))

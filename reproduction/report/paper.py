@@ -105,7 +105,7 @@ def title_of(task: str) -> str:
     return _TITLES.get(task) or (TEXT_SETS | IMAGE_SETS).get(task, {}).get("name", "")
 
 
-def place_name(role: str, pool: str) -> str:
+def experiment_name(role: str, pool: str) -> str:
     """Return the name of an experiment on pages: tasks and size, or the language model."""
     sizes = SIZES | {VISION: "real images"}
     return f"{pool} tasks, {sizes[role]}" if role in sizes else TEXT_SIZES[role]

@@ -57,9 +57,9 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
 
     The variance adds two parts. Test samples: an accuracy p of n samples has variance p(1 − p)/n, and
     the mean over T tasks Σ pₜ(1 − pₜ)/nₜ / T²; more seeds do not shrink it, since all are scored on
-    the same samples. Seeds: s²/S for S ≥ 2 seeds with standard deviation s. A rank correlation has the
-    variance of `of_correlation`, a mean cosine of n samples with standard deviation s has s²/n; other
-    columns carry the part of the seeds only. Return None where there are no rows.
+    the same samples. Seeds: s²/S for S ≥ 2 seeds with standard deviation s. A rank correlation has
+    `spearman_variance`, a mean cosine of n samples with standard deviation s has s²/n; other columns
+    have the part of the seeds only. Return None without rows.
     """
     if rows.empty or measure not in rows:
         return None

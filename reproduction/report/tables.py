@@ -290,7 +290,7 @@ def accuracy_table(
 
 
 def printed_table(rows: Sequence[ModelRow], titles: Mapping[str, str], caption: str) -> PageOutput:
-    """Return a printed table of accuracies one click away, with a link from cells in doubt."""
+    """Return a printed table of accuracies in a fold, with a link from cells in doubt."""
     average = any(paper.AVERAGE in row.cells for row in rows)
     html = accuracy_table(rows, titles, caption, average)
     doubts = any(cell.doubt for row in rows for cell in row.cells.values())

@@ -1,4 +1,4 @@
-"""Tables 1, 2 and 7 to 11: accuracies of image models, and of the encoder in their place."""
+"""Tables 1, 2 and 7 to 11: accuracies of image models, and of the encoder in their role."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -67,7 +67,7 @@ def measured(data: Evidence) -> PageOutput:
 
 
 def printed(number: str) -> PageOutput:
-    """Return the paper's printed table, one click away, with the cells in doubt marked."""
+    """Return the paper's printed table, in a fold, with the cells in doubt marked."""
     columns, rows = tables.paper_rows(number)
     caption = f"The paper’s Table {int(number[-2:])}, as printed: CLIP models on image data sets"
     titles = {column: paper.TASKS.get(column, column) for column in columns}

@@ -119,7 +119,7 @@ def _costs(
 
 
 def printed_costs(name: str) -> PageOutput:
-    """Return a printed table of costs, one click away; memory in MiB as ours."""
+    """Return a printed table of costs, in a fold; memory in MiB."""
     names = {"stage_seconds": "seconds", "peak_cpu_rss_gib": "cpu_rss_gib"}
     frame, rows = paper_table(name).set_index("method").rename(columns=names), []
     for method in ORDER:

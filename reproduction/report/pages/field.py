@@ -18,7 +18,7 @@ AFTER = {
     "featcal": "with FeatCal", "featcal_auto": "with FeatCal's default", "surgery": "with Surgery",
     "prob_surgery": "with ProbSurgery", "repair": "with REPAIR", "svc": "with SVC",
 }  # fmt: skip
-INFERRED = ("surgery_inferred", "prob_surgery_inferred")  # in summaries, next to BEHIND
+INFERRED = ("surgery_inferred", "prob_surgery_inferred")  # in summaries, next to AFTER
 TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # after some mergers
 NOTHING, TRAIN, UNLABELLED = "nothing", "training samples", "unlabelled samples"
 TANGENT = "tangent"

@@ -115,10 +115,8 @@ def dots(merger: str, suite: str) -> PageOutput:
     gains: dict[str, dict[tables.Key, tuple[float, float]]] = {}
     for role in SIZES:
         data = Evidence(suite, role, "8")
-        merged, means = (
-            tables.average(data, (merger, "merged", "")),
-            {k: tables.average(data, k) for k in keys},
-        )
+        merged = tables.average(data, (merger, "merged", ""))
+        means = {key: tables.average(data, key) for key in keys}
         gains[role] = {key: lead(mean, merged) for key, mean in means.items() if mean and merged}
     run = [key for key in keys if any(key in by_key for by_key in gains.values())]
     if not run:

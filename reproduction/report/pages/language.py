@@ -100,7 +100,7 @@ def _heading(name: str) -> tables.ModelRow:
 
 
 def printed(number: str) -> PageOutput:
-    """Return the paper's printed table, one click away, with the cells in doubt marked."""
+    """Return the paper's printed table, in a fold, with the cells in doubt marked."""
     rows: list[tables.ModelRow] = []
     for role, _ in MODELS[number]:
         model = paper.PAPER_MODELS[role]

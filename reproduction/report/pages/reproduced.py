@@ -34,7 +34,7 @@ class Compared:
     doubt: str = ""  # why the printed cell may be wrong
 
     def reproduced(self, value: float) -> bool:
-        """Return True if ours differs from `value` by no more than is allowed."""
+        """Return True if our value differs from `value` by at most the tolerance."""
         allowed = tolerance(self.measured, self.spread, self.seeds)
         return abs(self.measured.mean - value) <= allowed + 1e-9
 

@@ -95,7 +95,7 @@ def means(data: Evidence) -> PageOutput:
 
 
 def printed_means() -> PageOutput:
-    """Return the paper's Table 12, one click away."""
+    """Return the paper's Table 12, in a fold."""
     names = {"samples_per_task": "samples", "std": "sd"}
     rows = paper_table("table12").rename(columns=names).assign(setting="")
     caption = "The paper’s Table 12, as printed: CLIP-ViT-B/32"
@@ -237,7 +237,7 @@ def _row(method: str, name: str, cells: dict[str, tables.Cell]) -> tables.ModelR
 
 
 def printed_damage() -> PageOutput:
-    """Return the paper's Table 6, one click away."""
+    """Return the paper's Table 6, in a fold."""
     frame = paper_table("table06").set_index("method")
     rows = []
     for method, label in {"merged": tables.UPSTREAMS[UPSTREAM], **tables.METHODS}.items():
