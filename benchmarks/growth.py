@@ -63,7 +63,7 @@ def batches(task: int, args: Namespace) -> Iterator[dict[str, torch.Tensor]]:
         yield {"pixel_values": images(1000 * task + start, min(args.batch, args.samples - start))}
 
 
-def taken(args: Namespace, root: Path, host_memory: int | None = None) -> dict[str, Any]:
+def run_calibration(args: Namespace, root: Path, host_memory: int | None = None) -> dict[str, Any]:
     """Run one calibration in this process and return its seconds and bytes above the imports."""
     return_large_blocks()  # as the command does
     tasks = [f"task{t}" for t in range(args.tasks)]
@@ -84,14 +84,14 @@ def taken(args: Namespace, root: Path, host_memory: int | None = None) -> dict[s
     return seconds | {"host_bytes": memory("VmHWM") - before}
 
 
-def planned(args: Namespace, root: Path, host_memory: int | None = None) -> dict[str, int]:
+def planned_bytes(args: Namespace, root: Path, host_memory: int | None = None) -> dict[str, int]:
     """Return the bytes that `featcal plan` estimates by place, from the folders' config.json."""
-    given = {"on_gpu": args.device != "cpu", "host_memory": host_memory}
-    job = Job(args.tasks, args.samples, args.batch, SETTINGS, **given)
+    options = {"on_gpu": args.device != "cpu", "host_memory": host_memory}
+    job = Job(args.tasks, args.samples, args.batch, SETTINGS, **options)
     model = skeleton(root / "merged")
     batch = meta_batch(model, job.batch, None, False)
     needs = estimate(model_shape(model, plan_for(model), batch, SETTINGS), job)
-    return {place: sum(parts.values()) for place, parts in needs.items()}
+    return {device: sum(parts.values()) for device, parts in needs.items()}
 
 
 def write_models(args: Namespace, root: Path) -> None:
@@ -109,7 +109,7 @@ def measured(args: Namespace, root: Path) -> dict[str, Any]:
     options = [f"--{key}={getattr(args, key)}" for key in (*BASE, "threads", "clock", "device")]
     command = [sys.executable, "-m", "benchmarks.growth", *options, f"--root={root}"]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    host = {"host_bytes": planned(args, root)["host"]}
+    host = {"host_bytes": planned_bytes(args, root)["host"]}
     return {"planned": host, "took": json.loads(done.stdout.splitlines()[-1])}
 
 
@@ -117,8 +117,8 @@ def exponents(points: list[dict[str, Any]]) -> dict[str, float]:
     """Return the slopes of log(taken) over log(size) by least squares."""
     sizes, slopes = [math.log(point["size"]) for point in points], {}
     for measure in points[0]["took"]:
-        taken = [math.log(point["took"][measure]) for point in points]
-        slopes[measure] = round(statistics.linear_regression(sizes, taken).slope, 3)
+        values = [math.log(point["took"][measure]) for point in points]
+        slopes[measure] = round(statistics.linear_regression(sizes, values).slope, 3)
     return slopes
 
 
@@ -133,15 +133,15 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     disable_progress_bar()
     if args.root:
-        print(json.dumps(taken(args, Path(args.root))))
+        print(json.dumps(run_calibration(args, Path(args.root))))
         return
     out = ROOT / args.out
-    kept = json.loads(out.read_text()) if out.exists() else {}
+    previous = json.loads(out.read_text()) if out.exists() else {}
     about = {"machine": machine(args.device), "processors": os.cpu_count(), "base": BASE}
-    assert not kept or {name: kept[name] for name in about} == about, (
+    assert not previous or {name: previous[name] for name in about} == about, (
         f"{out} is of another machine or base; remove it first"
     )
-    series = dict(kept.get("series", {}))
+    series = dict(previous.get("series", {}))
     for key in args.keys.split():
         points: list[dict[str, Any]] = []
         for size in SIZES[key]:

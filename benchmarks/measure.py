@@ -36,8 +36,8 @@ def machine(device: str) -> str:
     """Return one line: the processor or GPU, threads and versions."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    name = f"{next(named, platform.processor())}, {torch.get_num_threads()} thread(s)"
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    name = f"{next(names, platform.processor())}, {torch.get_num_threads()} thread(s)"
     name = torch.cuda.get_device_name() if device.startswith("cuda") else name
     libraries = f"torch {torch.__version__}, transformers {transformers.__version__}"
     return f"{name}; Python {platform.python_version()}, {libraries}"

@@ -105,15 +105,15 @@ def calibrate_block(
 @contextmanager
 def inputs(block: nn.Module):
     """Capture the inputs (batch, tokens, d) of linears and norms during the next forward."""
-    seen: dict[str, Tensor] = {}
+    captured: dict[str, Tensor] = {}
     handles = [
         block.get_submodule(name).register_forward_pre_hook(
-            lambda _, args, name=name: seen.update({name: args[0]})
+            lambda _, args, name=name: captured.update({name: args[0]})
         )
         for name in LINEARS + NORMS
     ]
     try:
-        yield seen
+        yield captured
     finally:
         for handle in handles:
             handle.remove()

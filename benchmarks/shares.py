@@ -61,15 +61,15 @@ def main() -> None:
     names, columns = sys.argv[1:] or list(ROWS), []
     for name in names:
         args = Namespace(width=768, batch=32, device="cpu")
-        ours = contestants(ROWS[name], args)[1]
+        run_package = contestants(ROWS[name], args)[1]
         if ROWS[name].samples < 256:
-            ours()  # warm up
+            run_package()  # warm up
         start = time.perf_counter()
         with Shares() as shares:
-            ours()
-        whole = time.perf_counter() - start
-        columns.append([f"{shares.seconds[one] / whole:.0%}" for one in KINDS])
-        columns[-1] += [f"{1 - shares.seconds.total() / whole:.0%}", f"{whole:.1f} s"]
+            run_package()
+        total = time.perf_counter() - start
+        columns.append([f"{shares.seconds[k] / total:.0%}" for k in KINDS])
+        columns[-1] += [f"{1 - shares.seconds.total() / total:.0%}", f"{total:.1f} s"]
     print("| | " + " | ".join(names) + " |\n|---|" + "--:|" * len(names))
     for row in zip([*KINDS, "between operations", "whole"], *columns, strict=True):
         print("| " + " | ".join(row) + " |")

@@ -87,15 +87,15 @@ def contestants(
     merged, base, experts, data = experiment(row, args.width, args.device, dtype)
     batches = {t: [{"pixel_values": part} for part in x.split(args.batch)] for t, x in data.items()}
 
-    def theirs():
+    def run_published():
         with exact_products():
             return published.calibrate(merged, base, experts, data, SETTINGS)
 
-    def ours():
-        given = {"base": base, "experts": experts, "batches": batches, "settings": SETTINGS}
-        return calibrate(merged, **given, block_drift=False).model  # nor does theirs measure it
+    def run_package():
+        options = {"base": base, "experts": experts, "batches": batches, "settings": SETTINGS}
+        return calibrate(merged, **options, block_drift=False).model  # nor does theirs measure it
 
-    return [theirs, ours]
+    return [run_published, run_package]
 
 
 def machine_seconds() -> float:
@@ -109,13 +109,13 @@ def machine_seconds() -> float:
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float, float]:
     """Return a result, its seconds, and the share of the processors that others used meanwhile."""
-    start, own, everyone = time.perf_counter(), time.process_time(), machine_seconds()
+    start, spent, everyone = time.perf_counter(), time.process_time(), machine_seconds()
     result = run()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    seconds, own = time.perf_counter() - start, time.process_time() - own
-    others = (machine_seconds() - everyone - own) / (seconds * (os.cpu_count() or 1))
-    return result, seconds, others
+    seconds, spent = time.perf_counter() - start, time.process_time() - spent
+    others_share = (machine_seconds() - everyone - spent) / (seconds * (os.cpu_count() or 1))
+    return result, seconds, others_share
 
 
 def measured(
@@ -129,13 +129,14 @@ def measured(
     ratios, start, longest = list[float](), time.monotonic(), 0.0
     while time.monotonic() + longest < start + seconds or not longest:
         began = time.monotonic()
-        (one, theirs, busy), (two, own, more) = timed(runs[0]), timed(runs[1])
+        first, first_seconds, first_busy = timed(runs[0])
+        second, second_seconds, second_busy = timed(runs[1])
         longest = max(longest, time.monotonic() - began)
         if tolerance is not None:
-            difference = largest_difference(one, two)
+            difference = largest_difference(first, second)
             assert difference < tolerance, f"the results differ by {difference:.1e}"
-        if max(busy, more) < BUSY:
-            ratios.append(theirs / own)
+        if max(first_busy, second_busy) < BUSY:
+            ratios.append(first_seconds / second_seconds)
         last = ratios[1:][-PAIRS:]  # the first pair warms up
         if len(last) == PAIRS and max(last) - min(last) < SPREAD * statistics.median(last):
             break
@@ -150,31 +151,31 @@ def planned_over_used(row: Row, args: Namespace) -> float:
     torch.cuda.reset_peak_memory_stats()
     with TemporaryDirectory() as root:
         growth.write_models(size, Path(root))
-        used = growth.taken(size, Path(root))["device_bytes"]
-        return growth.planned(size, Path(root))["device"] / used
+        used = growth.run_calibration(size, Path(root))["device_bytes"]
+        return growth.planned_bytes(size, Path(root))["device"] / used
 
 
 def products() -> str:
     """Return the library that torch multiplies matrices with."""
-    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    return found[1] if found else "unknown"
+    match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return match[1] if match else "unknown"
 
 
-def written(name: str, found: list[float], args: Namespace, out: Path) -> dict[str, str]:
+def written(name: str, ratios: list[float], args: Namespace, out: Path) -> dict[str, str]:
     """Add a row to the results, in the place of an earlier one of the same kind, and return it."""
     on_gpu = args.device.startswith("cuda")
     chip = torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability()
-    values = [name, *(f"{f(found):.2f}" for f in (statistics.median, min, max)), len(found)]
+    values = [name, *(f"{f(ratios):.2f}" for f in (statistics.median, min, max)), len(ratios)]
     values += [chip, torch.get_num_threads(), "cublas" if on_gpu else products(), args.commit]
-    own = dict(zip(COLUMNS, map(str, [*values, date.today()]), strict=True))
+    row = dict(zip(COLUMNS, map(str, [*values, date.today()]), strict=True))
     with out.open(newline="") if out.exists() else open(os.devnull) as file:
-        kept = [r for r in csv.DictReader(file) if any(r[key] != own[key] for key in KEYS)]
+        others = [r for r in csv.DictReader(file) if any(r[key] != row[key] for key in KEYS)]
     with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         order = [*ROWS, *GPU, BFLOAT16, MEMORY]
-        writer.writerows(sorted([*kept, own], key=lambda r: (order.index(r["row"]), *r.values())))
-    return own
+        writer.writerows(sorted([*others, row], key=lambda r: (order.index(r["row"]), *r.values())))
+    return row
 
 
 def ratios_of(name: str, args: Namespace) -> list[float]:
@@ -203,19 +204,19 @@ def main() -> None:
     print(f"other processes use {others:.0%} of the processors")
     if others > BUSY:
         raise SystemExit(f"No ratio is stated above {BUSY:.0%}: end other work and start again.")
-    known = [*ROWS] if args.device == "cpu" else [*GPU, BFLOAT16, MEMORY]
-    rows = args.rows.split(";") if args.rows else known
-    if unknown := set(rows) - set(known):
-        raise SystemExit(f"no row {', '.join(sorted(unknown))}; rows: {'; '.join(known)}")
+    all_rows = [*ROWS] if args.device == "cpu" else [*GPU, BFLOAT16, MEMORY]
+    rows = args.rows.split(";") if args.rows else all_rows
+    if unknown := set(rows) - set(all_rows):
+        raise SystemExit(f"no row {', '.join(sorted(unknown))}; rows: {'; '.join(all_rows)}")
     for name in rows:
-        found = ratios_of(name, args)
-        if not found:
+        ratios = ratios_of(name, args)
+        if not ratios:
             print(f"{name}: no ratio, as other processes used the processors", flush=True)
             continue
-        own = written(name, found, args, Path(args.out))
-        wide = float(own["high"]) - float(own["low"]) > SPREAD * float(own["ratio"])
-        remark = "; the spread is above 10 %" if wide else "; one pair" * (len(found) == 1)
-        print(f"{name}: {own['ratio']} ({own['low']} to {own['high']}){remark}", flush=True)
+        row = written(name, ratios, args, Path(args.out))
+        unsteady = float(row["high"]) - float(row["low"]) > SPREAD * float(row["ratio"])
+        remark = "; the spread is above 10 %" if unsteady else "; one pair" * (len(ratios) == 1)
+        print(f"{name}: {row['ratio']} ({row['low']} to {row['high']}){remark}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The schema of params.yaml, pipeline/models.yaml and pipeline/studies.yaml.
 
 An entry is called <role>-<pool> and has one group of settings per suite; null: not run there.
-What starts from merged models names under `from` what differs there.
+Entries that start from merged models list changes per model under `from`.
 """
 
 from abc import abstractmethod
@@ -24,7 +24,7 @@ AdapterMethod = Surgery | ProbSurgery | MeanShift
 T = TypeVar("T")
 S = TypeVar("S", bound=Settings)
 Entry = Mapping[str, Any]
-Main = Mapping[str, Mapping[str, Any]]  # by role: samples, and settings by their word
+Main = Mapping[str, Mapping[str, Any]]  # by role: samples, and settings by name
 Pool = int | str  # of images and sentences by the number of tasks, of texts by name
 Each = Annotated[tuple[T, ...], Field(min_length=1), Distinct]
 Numbers = Annotated[tuple[float, ...], Distinct]
@@ -35,11 +35,11 @@ Stream = Literal["train", "test_unlabelled", "unlabelled"]
 Setting = Literal["suite", "paper", "paper_8b"]  # paper_8b: of the larger of two models
 # `suite` keeps the published code's ratio of adapter size to feature width, `paper` its own size.
 # `_train`: trained on the samples that FeatCal sees; `_scored`: on the test texts themselves.
-AdapterWord = Literal[
+AdapterSettingName = Literal[
     "suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored"
 ]
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
-ADAPTER_SETTINGS: tuple[AdapterWord, ...] = get_args(AdapterWord)
+ADAPTER_SETTINGS: tuple[AdapterSettingName, ...] = get_args(AdapterSettingName)
 
 HEADLINE_POOL = 8  # of Tables 1 and 7, with every merger and all controls
 TEXT_POOLS = GLUE_POOL, DOMAIN_POOL, CHAT_POOL = "glue", "mergebench", "chat"
@@ -61,18 +61,18 @@ SECTIONS = (*MAIN, METHODS, STUDIED, "merge", "calibrate", "adapt", "multitask",
 SWEPT = ("ridge", "anchor_blend", "interpolation")
 
 
-def require_known(place: str, word: Any, known: Collection[Any]) -> None:
-    """Raise UnknownKey, with the nearest known word, unless a word is known."""
-    if word not in known:
-        raise UnknownKey(place, str(word), [str(one) for one in known])
+def require_known(location: str, key: Any, known: Collection[Any]) -> None:
+    """Raise UnknownKey, with the nearest known key, unless the key is known."""
+    if key not in known:
+        raise UnknownKey(location, str(key), [str(name) for name in known])
 
 
-def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:
+def role_and_pool(key: str, location: str = "role and pool") -> tuple[str, Pool]:
     """Return `clip_b32-8` as ("clip_b32", 8). Raises: UnknownKey."""
     role, _, pool = str(key).rpartition("-")
     if not role or not (pool.isdigit() or pool in TEXT_POOLS):
-        known = ["clip_b32-8", "clip_l14-8", "flan_t5_base-glue", "llama_3b-mergebench"]
-        raise UnknownKey(place, str(key), known)
+        examples = ["clip_b32-8", "clip_l14-8", "flan_t5_base-glue", "llama_3b-mergebench"]
+        raise UnknownKey(location, str(key), examples)
     return role, int(pool) if pool.isdigit() else pool
 
 
@@ -92,10 +92,10 @@ class SampleDraw(Settings):
 
 
 class Reading(Settings):
-    """What a language model reads of its calibration texts; the paper states none of it.
+    """The part of the calibration texts that a language model reads; the paper does not state it.
 
     split:   of the data the samples come from.
-    decoder: what a decoder reads: the answer, teacher-forced, or the start token alone.
+    decoder: input of a decoder: the answer, teacher-forced, or the start token alone.
     counted: without a decoder, the tokens that count in the sums.
     tokens:  maximum per text. Default: what the model is usually given.
     """
@@ -108,7 +108,7 @@ class Reading(Settings):
 
 
 class Experiment(Settings):
-    """What is made or studied of one role and pool."""
+    """A model or a study of one role and pool."""
 
     role: str
     pool: Pool
@@ -160,7 +160,7 @@ class AdapterSetting(Settings):
 
 
 class AdaptRun(Experiment):
-    """Adapters after one merged model. settings: by their word."""
+    """Adapters after one merged model. settings: by name."""
 
     upstream: str
     method: str
@@ -176,13 +176,13 @@ class MultitaskRun(Experiment):
     seed: NonNegativeInt = 0
 
     def check(self) -> None:
-        one = (self.model is None) != (self.steps is None)
+        exclusive = (self.model is None) != (self.steps is None)
         expected = "must stand alone: either steps (and seed), or the model's hub id"
-        require(one, "multitask.steps", self.steps, expected)
+        require(exclusive, "multitask.steps", self.steps, expected)
 
 
 class MeasureRun(Experiment):
-    """A merged model and what calibrates it against the experts; `task` is shown sample by sample."""
+    """A merged model and its calibrations against the experts; `task` is shown sample by sample."""
 
     section = "measure"
     upstream: str
@@ -194,7 +194,7 @@ class MeasureRun(Experiment):
 class Comparison(Settings):
     """The three ways to calibrate that a study compares.
 
-    setting: the word of their settings in results.
+    setting: name of their settings in results.
     stream:  what adapters see; FeatCal sees training samples.
     batch:   of FeatCal; it moves the last bits of the result only.
     """
@@ -209,15 +209,15 @@ class Comparison(Settings):
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """Return what adapters see, and FeatCal's samples where those are others."""
+        """Return the adapters' stream, and FeatCal's if it is another."""
         return (self.stream,) if self.stream == "train" else (self.stream, "train")
 
     def draw(self, method: str, samples: int, seed: int, stream: str = "") -> SampleDraw:
         """Return the samples of a method. stream: of adapters that see others."""
-        own = {"stream": "train", "batch": self.batch}
+        fields = {"stream": "train", "batch": self.batch}
         if method != "featcal":
-            own = {"stream": stream or self.stream, "batch": ADAPTER_BATCH}
-        return SampleDraw(**own, samples=samples, seed=seed)
+            fields = {"stream": stream or self.stream, "batch": ADAPTER_BATCH}
+        return SampleDraw(**fields, samples=samples, seed=seed)
 
 
 class Study(Experiment):
@@ -242,28 +242,28 @@ class Study(Experiment):
 
     @abstractmethod
     def run(self, setup: Any, folder: Path) -> Any:
-        """Return what the study finds, its models made below `folder`."""
+        """Return the study's results; models are made below `folder`."""
 
     @staticmethod
-    def finish(folder: Path, found: Any) -> None:
+    def finish(folder: Path, result: Any) -> None:
         """Write results that are no table."""
 
-    def drawn(self, **changes: Any) -> SampleDraw:
+    def featcal_draw(self, **changes: Any) -> SampleDraw:
         """Return the training samples that FeatCal sees in the study."""
         names = {"samples", "batch", "seed"} - changes.keys()
-        own = {name: getattr(self, name) for name in names}
-        return SampleDraw(stream="train", **own, **changes)
+        fields = {name: getattr(self, name) for name in names}
+        return SampleDraw(stream="train", **fields, **changes)
 
 
 @cache
 def studies() -> dict[str, type[Study]]:
     """Return the settings class of every study, one in each file of reproduction/studies/."""
-    found = {}
+    by_name = {}
     for file in sorted((Path(__file__).parent / "studies").glob("[a-z]*.py")):
         members = vars(import_module(f"reproduction.studies.{file.stem}")).values()
-        kinds = [one for one in members if isinstance(one, type) and issubclass(one, Study)]
-        (found[file.stem],) = (kind for kind in kinds if kind.section == file.stem)
-    return found
+        kinds = [kind for kind in members if isinstance(kind, type) and issubclass(kind, Study)]
+        (by_name[file.stem],) = (kind for kind in kinds if kind.section == file.stem)
+    return by_name
 
 
 @dataclass(frozen=True)
@@ -295,8 +295,8 @@ class Experiments:
         return _of(self.adapt, role, pool)
 
 
-def _mapping(place: str, value: Any, expected: str = "must be a mapping of settings") -> Entry:
-    require(isinstance(value, dict), place, value, expected)
+def _mapping(location: str, value: Any, expected: str = "must be a mapping of settings") -> Entry:
+    require(isinstance(value, dict), location, value, expected)
     return dict(value)
 
 
@@ -309,10 +309,10 @@ def read_all(path: Path) -> dict[str, Any]:
     raw = read_yaml(path)
     for name in MORE:
         file = path.parent / name
-        more = read_yaml(file) if file.is_file() else {}
-        twice = sorted(raw.keys() & more.keys())
+        extra = read_yaml(file) if file.is_file() else {}
+        twice = sorted(raw.keys() & extra.keys())
         require(not twice, ", ".join(twice), "given", f"must not be in {name} and elsewhere too")
-        raw |= more
+        raw |= extra
     return raw
 
 
@@ -329,21 +329,21 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
     if suites:
         require_known("suite", suite, suites)
     mergers, main, tasks = raw.get("mergers"), _main_settings(raw.get("featcal")), raw.get("tasks")
-    fine = tasks is None or (isinstance(tasks, list) and bool(tasks))
-    require(fine, "tasks", tasks, "must be null, or a list of tasks")
+    valid = tasks is None or (isinstance(tasks, list) and bool(tasks))
+    require(valid, "tasks", tasks, "must be null, or a list of tasks")
 
-    def read(name: str, kind: Callable[..., T], *more: Any) -> dict[str, T]:
+    def read(name: str, kind: Callable[..., T], *arguments: Any) -> dict[str, T]:
         entries = _mapping(name, raw.get(name) or {}, "must be a mapping")
-        return {key: kind(key, entry, suite, *more) for key, entry in entries.items()}
+        return {key: kind(key, entry, suite, *arguments) for key, entry in entries.items()}
 
     merged = read("merge", _merge_runs, mergers)
-    known = {run.upstream for own in merged.values() for run in own.values()}
+    known = {run.upstream for runs in merged.values() for run in runs.values()}
     for name in mergers or ():
         require_known("mergers", name, known)
     calibrated = read("calibrate", _calibrate_runs, merged, main)
     adapted = read("adapt", _adapt_runs, merged)
     shared = read(STUDIED, shared_settings, main)
-    found = Experiments(
+    experiments = Experiments(
         suite=suite,
         tasks=None if tasks is None else tuple(tasks),
         merge=_joined(merged),
@@ -354,36 +354,36 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
         studies={kind: read(kind, partial(study_run, kind), shared) for kind in studies()},
         prepared=tuple(role_and_pool(key) for key in merged),
     )
-    _check_references(found)
-    return found
+    _check_references(experiments)
+    return experiments
 
 
-def _joined(runs: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    return {key: run for own in runs.values() for key, run in own.items()}
+def _joined(groups: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    return {key: run for runs in groups.values() for key, run in runs.items()}
 
 
 def _main_settings(raw: Any) -> Main:
     roles = _mapping("featcal", raw or {}, "must be a mapping of settings by role")
-    for role, words in roles.items():
-        for word, own in _mapping(f"featcal.{role}", words).items():
-            require_known(f"featcal.{role}", word, ("samples", *SETTINGS))
-            if word != "samples":
-                _mapping(f"featcal.{role}.{word}", own)
+    for role, by_name in roles.items():
+        for name, settings in _mapping(f"featcal.{role}", by_name).items():
+            require_known(f"featcal.{role}", name, ("samples", *SETTINGS))
+            if name != "samples":
+                _mapping(f"featcal.{role}.{name}", settings)
     return roles
 
 
-def for_suite(place: str, entry: Any, suite: str) -> Entry | None:
+def for_suite(location: str, entry: Any, suite: str) -> Entry | None:
     """Return an entry's settings in a suite. Raises: BadSetting."""
-    for key, group in _mapping(place, entry, "must be a mapping").items():
-        _require_group(f"{place}.{key}", group)
+    for key, group in _mapping(location, entry, "must be a mapping").items():
+        _require_group(f"{location}.{key}", group)
     way_out = f"has no settings for the suite {suite!r}; write `{suite}: null` to leave it out"
-    require(suite in entry, place, sorted(map(str, entry)), way_out)
+    require(suite in entry, location, sorted(map(str, entry)), way_out)
     return entry[suite]
 
 
-def _require_group(place: str, group: Any) -> None:
-    fine = group is None or isinstance(group, dict)
-    require(fine, place, group, "must be a mapping of settings, or null")
+def _require_group(location: str, group: Any) -> None:
+    valid = group is None or isinstance(group, dict)
+    require(valid, location, group, "must be a mapping of settings, or null")
 
 
 def _merge_runs(
@@ -391,63 +391,63 @@ def _merge_runs(
 ) -> dict[str, MergeRun]:
     """Return the merged models of one role and pool, by key. mergers: that are run; None: all."""
     role, pool = role_and_pool(key, "merge")
-    found = {}
+    runs = {}
     for upstream, groups in _mapping(f"merge.{key}", entry, "must be a mapping of mergers").items():
-        place, method, options, draw = f"merge.{key}.{upstream}", str(upstream), None, None
+        location, method, options, draw = f"merge.{key}.{upstream}", str(upstream), None, None
         if isinstance(groups, dict) and "method" in groups:  # a merger that no suite runs here
             groups = dict(groups)
             method = str(groups.pop("method"))
-        group = for_suite(place, groups, suite)
-        named = {str(own.get("method", upstream)) for own in groups.values() if own is not None}
+        group = for_suite(location, groups, suite)
+        methods = {str(g.get("method", upstream)) for g in groups.values() if g is not None}
         expected = "must be the same in every suite"
-        require(len(named) < 2, f"{place}.{suite}.method", sorted(named), expected)
-        method = named.pop() if named else method
-        require_known(place, method, method_names())
+        require(len(methods) < 2, f"{location}.{suite}.method", sorted(methods), expected)
+        method = methods.pop() if methods else method
+        require_known(location, method, method_names())
         if group is not None and (mergers is None or upstream in mergers):
-            options = {word: value for word, value in group.items() if word != "method"}
+            options = {name: value for name, value in group.items() if name != "method"}
             if method in STREAMS:
-                own = {w: options.pop(w) for w in SampleDraw.model_fields if w in options}
-                own = {"stream": STREAMS[method], **own}
-                draw = SampleDraw.from_mapping(own, f"{place}.{suite}")
-        settings_of(method, options or {}, f"{place}.{suite}")
-        words = {"role": role, "pool": pool, "method": method, "upstream": str(upstream)}
-        found[f"{key}-{upstream}"] = MergeRun(**words, options=options, draw=draw)
-    return found
+                fields = {w: options.pop(w) for w in SampleDraw.model_fields if w in options}
+                fields = {"stream": STREAMS[method], **fields}
+                draw = SampleDraw.from_mapping(fields, f"{location}.{suite}")
+        settings_of(method, options or {}, f"{location}.{suite}")
+        keys = {"role": role, "pool": pool, "method": method, "upstream": str(upstream)}
+        runs[f"{key}-{upstream}"] = MergeRun(**keys, options=options, draw=draw)
+    return runs
 
 
 def _group_and_rows(
     section: str, key: str, entry: Any, suite: str, merged: Mapping[str, Mapping[str, MergeRun]]
 ) -> tuple[Entry | None, dict[str, Any]]:
-    """Return the suite's settings, and by merged model what differs there; None: not made."""
+    """Return the suite's settings, and the changes by merged model; None: not made."""
     require_known(section, key, merged)
-    place, made = f"{section}.{key}", merged[key]
-    groups = _mapping(place, entry, "must be a mapping")
-    require(FROM in groups, place, list(groups), f"lacks {FROM}")
+    location, runs = f"{section}.{key}", merged[key]
+    groups = _mapping(location, entry, "must be a mapping")
+    require(FROM in groups, location, list(groups), f"lacks {FROM}")
     expected = "must name the merged models, each with {} or what differs there"
-    rows = _mapping(f"{place}.{FROM}", groups.pop(FROM), expected)
-    group = for_suite(place, groups, suite)
-    run = {one.upstream: one.options is not None for one in made.values()}
+    rows = _mapping(f"{location}.{FROM}", groups.pop(FROM), expected)
+    group = for_suite(location, groups, suite)
+    is_run = {run.upstream: run.options is not None for run in runs.values()}
     for upstream, row in rows.items():
-        require_known(f"{place}.{FROM}", upstream, run)
-        _require_group(f"{place}.{FROM}.{upstream}", row)
-    return group, {upstream: row if run[upstream] else None for upstream, row in rows.items()}
+        require_known(f"{location}.{FROM}", upstream, is_run)
+        _require_group(f"{location}.{FROM}.{upstream}", row)
+    return group, {upstream: row if is_run[upstream] else None for upstream, row in rows.items()}
 
 
-def _differing(
-    group: tuple[str, Entry], row: tuple[str, Entry], words: tuple[str, ...]
+def _with_changes(
+    group: tuple[str, Entry], row: tuple[str, Entry], names: tuple[str, ...]
 ) -> dict[str, tuple[str, Entry]]:
-    """Return the group's settings with the row's changes, and their place, by word."""
-    for place, held in (group, row):
-        for word, settings in held.items():
-            require_known(place, word, words)
-            _require_group(f"{place}.{word}", settings)
-    found: dict[str, tuple[str, Entry]] = {}
-    for word in words:
-        both = [(place, held[word]) for place, held in (group, row) if word in held]
-        if both and all(settings is not None for _, settings in both):
-            merged = {key: value for _, settings in both for key, value in settings.items()}
-            found[word] = (f"{both[-1][0]}.{word}", merged)
-    return found
+    """Return the group's settings with the row's changes, and their location, by name."""
+    for location, by_name in (group, row):
+        for name, settings in by_name.items():
+            require_known(location, name, names)
+            _require_group(f"{location}.{name}", settings)
+    result: dict[str, tuple[str, Entry]] = {}
+    for name in names:
+        entries = [(at, by_name[name]) for at, by_name in (group, row) if name in by_name]
+        if entries and all(settings is not None for _, settings in entries):
+            merged = {key: value for _, settings in entries for key, value in settings.items()}
+            result[name] = (f"{entries[-1][0]}.{name}", merged)
+    return result
 
 
 def _calibrate_runs(
@@ -456,24 +456,24 @@ def _calibrate_runs(
     """Return FeatCal of one role and pool: each merged model at each setting that is run."""
     group, rows = _group_and_rows("calibrate", key, entry, suite, merged)
     role, pool = role_and_pool(key, "calibrate")
-    place, found, role_main = f"calibrate.{key}", {}, main.get(role, {})
-    drawn = ("samples", "batch", "seeds")
+    prefix, runs, role_main = f"calibrate.{key}", {}, main.get(role, {})
+    draw_names = ("samples", "batch", "seeds")
     for upstream, row in rows.items():
         if group is None or row is None:
             continue
-        changes = (f"{place}.{FROM}.{upstream}", row)
-        chosen = _differing((f"{place}.{suite}", group), changes, SETTINGS)
-        for setting, (where, own) in chosen.items():
-            shared = {word: held for word, held in role_main.items() if word not in SETTINGS}
-            method = {**shared, **role_main.get(setting, {}), **own}
-            for word in (*drawn, *SWEPT):  # whatever the library's defaults are
-                require(word in method, where, list(method), f"lacks {word}")
-            words = {"role": role, "pool": pool, "upstream": upstream, "setting": setting}
-            words |= {word: method.pop(word) for word in drawn}
-            words |= {"reading": method.pop("reading", {})} if isinstance(pool, str) else {}
-            words["calibration"] = Calibration.from_mapping(method, where)
-            found[f"{key}-{upstream}-{setting}"] = CalibrateRun.from_mapping(words, where)
-    return found
+        changes = (f"{prefix}.{FROM}.{upstream}", row)
+        at_settings = _with_changes((f"{prefix}.{suite}", group), changes, SETTINGS)
+        for setting, (location, overrides) in at_settings.items():
+            shared = {name: value for name, value in role_main.items() if name not in SETTINGS}
+            method = {**shared, **role_main.get(setting, {}), **overrides}
+            for name in (*draw_names, *SWEPT):  # whatever the library's defaults are
+                require(name in method, location, list(method), f"lacks {name}")
+            fields = {"role": role, "pool": pool, "upstream": upstream, "setting": setting}
+            fields |= {name: method.pop(name) for name in draw_names}
+            fields |= {"reading": method.pop("reading", {})} if isinstance(pool, str) else {}
+            fields["calibration"] = Calibration.from_mapping(method, location)
+            runs[f"{key}-{upstream}-{setting}"] = CalibrateRun.from_mapping(fields, location)
+    return runs
 
 
 def _adapt_runs(
@@ -482,69 +482,70 @@ def _adapt_runs(
     """Return the adapters of one role and pool: each merged model and method that is run."""
     group, rows = _group_and_rows("adapt", key, entry, suite, merged)
     role, pool = role_and_pool(key, "adapt")
-    place, texts, found = f"adapt.{key}.{suite}", isinstance(pool, str), {}
+    prefix, texts, runs = f"adapt.{key}.{suite}", isinstance(pool, str), {}
     methods = TRAINED_ADAPTERS if texts else tuple(ADAPTERS)
-    named = {f"adapt.{key}.{FROM}.{upstream}": row for upstream, row in rows.items()}
-    for where, mapping in ({place: group} | named).items():
+    row_mappings = {f"adapt.{key}.{FROM}.{upstream}": row for upstream, row in rows.items()}
+    for path, mapping in ({prefix: group} | row_mappings).items():
         for method in mapping or ():
-            require_known(where, method, methods)
+            require_known(path, method, methods)
     pairs = [(upstream, method) for upstream in rows for method in methods]
     if pool != HEADLINE_POOL:  # the order of the rows of a results file
         pairs.sort(key=lambda pair: methods.index(pair[1]))
     for upstream, method in pairs:
-        own, row = (group or {}).get(method), rows[upstream]
-        if own is None or row is None:
+        adapter, row = (group or {}).get(method), rows[upstream]
+        if adapter is None or row is None:
             continue
-        given = (f"{place}.{method}", _mapping(f"{place}.{method}", own))
-        where = f"adapt.{key}.{FROM}.{upstream}.{method}"
-        changes = (where, _mapping(where, row.get(method, {}), "must be a mapping of what differs"))
-        chosen = _differing(given, changes, ADAPTER_SETTINGS)
-        settings = {w: _adapter_setting(method, w, *own, texts) for w, own in chosen.items()}
+        group_settings = (f"{prefix}.{method}", _mapping(f"{prefix}.{method}", adapter))
+        path = f"adapt.{key}.{FROM}.{upstream}.{method}"
+        changes = (path, _mapping(path, row.get(method, {}), "must be a mapping of what differs"))
+        entries = _with_changes(group_settings, changes, ADAPTER_SETTINGS)
+        settings = {n: _adapter_setting(method, n, *entry, texts) for n, entry in entries.items()}
         if settings:
-            words = {"role": role, "pool": pool, "upstream": upstream, "method": method}
-            found[f"{key}-{upstream}-{method}"] = AdaptRun(**words, settings=settings)
-    return found
+            keys = {"role": role, "pool": pool, "upstream": upstream, "method": method}
+            runs[f"{key}-{upstream}-{method}"] = AdaptRun(**keys, settings=settings)
+    return runs
 
 
 def _adapter_setting(
-    method: str, word: str, place: str, group: Entry, texts: bool
+    method: str, name: str, location: str, group: Entry, texts: bool
 ) -> AdapterSetting:
-    """Return one training of a method's adapters. texts: those of language models."""
-    own: dict[str, Any] = {"stream": "train" if texts else STREAMS[method], **group}
+    """Return one training of a method's adapters. texts: for language models."""
+    fields: dict[str, Any] = {"stream": "train" if texts else STREAMS[method], **group}
     for key in ("samples", "seeds"):
-        require(key in own, place, list(group), f"lacks {key}")
-    drawn = {key: own.pop(key) for key in ("stream", "samples")} | {"batch": ADAPTER_BATCH}
-    draw, seeds = SampleDraw.from_mapping(drawn, place), own.pop("seeds")
-    training = ADAPTERS[method].from_mapping(own, place)
-    fitting = ("test_unlabelled",) if word.endswith("_scored") else UNLABELLED
-    fitting = ("train",) if texts or word.endswith("_train") else fitting
+        require(key in fields, location, list(group), f"lacks {key}")
+    draw_fields = {key: fields.pop(key) for key in ("stream", "samples")} | {"batch": ADAPTER_BATCH}
+    draw, seeds = SampleDraw.from_mapping(draw_fields, location), fields.pop("seeds")
+    training = ADAPTERS[method].from_mapping(fields, location)
+    fitting = ("test_unlabelled",) if name.endswith("_scored") else UNLABELLED
+    fitting = ("train",) if texts or name.endswith("_train") else fitting
     expected = f"must be {' or '.join(fitting)}"
-    require(draw.stream in fitting, f"{place}.stream", draw.stream, expected)
-    return AdapterSetting.from_mapping({"draw": draw, "seeds": seeds, "training": training}, place)
+    require(draw.stream in fitting, f"{location}.stream", draw.stream, expected)
+    setting = {"draw": draw, "seeds": seeds, "training": training}
+    return AdapterSetting.from_mapping(setting, location)
 
 
 def _plain_run(kind: type[S], key: str, entry: Any, suite: str) -> S | None:
     """Return an entry whose group is the settings class itself; None: not run."""
-    (role, pool), place = role_and_pool(key, kind.section), f"{kind.section}.{key}"
-    chosen = for_suite(place, entry, suite)
-    words = {"role": role, "pool": pool, **(chosen or {})}
-    return None if chosen is None else kind.from_mapping(words, f"{place}.{suite}")
+    (role, pool), location = role_and_pool(key, kind.section), f"{kind.section}.{key}"
+    settings = for_suite(location, entry, suite)
+    fields = {"role": role, "pool": pool, **(settings or {})}
+    return None if settings is None else kind.from_mapping(fields, f"{location}.{suite}")
 
 
 def shared_settings(key: str, entry: Any, suite: str, main: Main) -> Entry:
-    """Return what the studies of a role and pool share: `comparison`, and the paper's settings."""
+    """Return the settings that studies of a role and pool share: `comparison` and `paper`."""
     role, _ = role_and_pool(key, STUDIED)
-    place, group = f"{STUDIED}.{key}", for_suite(f"{STUDIED}.{key}", entry, suite)
+    location, group = f"{STUDIED}.{key}", for_suite(f"{STUDIED}.{key}", entry, suite)
     if not group:
         return {}
-    for word, settings in group.items():
-        require_known(f"{place}.{suite}", word, ("comparison",))
-        _mapping(f"{place}.{suite}.{word}", settings)
-    known = {word: own for word, own in main.get(role, {}).items() if word != "samples"}
+    for name, settings in group.items():
+        require_known(f"{location}.{suite}", name, ("comparison",))
+        _mapping(f"{location}.{suite}.{name}", settings)
+    by_name = {name: value for name, value in main.get(role, {}).items() if name != "samples"}
     comparison = dict(group.get("comparison", {}))
-    if comparison.get("setting") in known:
-        comparison = {"featcal": known[comparison["setting"]], **comparison}
-    return {"comparison": comparison, **({"paper": known["paper"]} if "paper" in known else {})}
+    if comparison.get("setting") in by_name:
+        comparison = {"featcal": by_name[comparison["setting"]], **comparison}
+    return {"comparison": comparison, **({"paper": by_name["paper"]} if "paper" in by_name else {})}
 
 
 def study_run(
@@ -552,59 +553,60 @@ def study_run(
 ) -> Any:
     """Return one study, or None, with the settings that studies share and those of its own."""
     role, pool = role_and_pool(key, kind)
-    place, own = f"{kind}.{key}.{suite}", for_suite(f"{kind}.{key}", entry, suite)
-    if own is None:
+    location, settings = f"{kind}.{key}.{suite}", for_suite(f"{kind}.{key}", entry, suite)
+    if settings is None:
         return None
     common = (studied or {}).get(key, {})
     comparison, paper = common.get("comparison", {}), common.get("paper")
     featcal, setting = comparison.get("featcal"), comparison.get("setting")
-    words: dict[str, Any] = {"comparison": comparison, "setting": setting, "featcal": featcal}
-    words |= {"paper": paper, "suite": featcal}
-    found = {name: words[name] for name in studies()[kind].model_fields if words.get(name)}
-    found |= {"role": role, "pool": pool, **own}
-    if isinstance(own.get("comparison"), dict):
-        found["comparison"] = {**comparison, **own["comparison"]}
-    if isinstance(own.get("at_papers"), bool):
-        fine = not own["at_papers"] or (paper is not None and setting != "paper")
+    shared: dict[str, Any] = {"comparison": comparison, "setting": setting, "featcal": featcal}
+    shared |= {"paper": paper, "suite": featcal}
+    fields = {name: shared[name] for name in studies()[kind].model_fields if shared.get(name)}
+    fields |= {"role": role, "pool": pool, **settings}
+    if isinstance(settings.get("comparison"), dict):
+        fields["comparison"] = {**comparison, **settings["comparison"]}
+    if isinstance(settings.get("at_papers"), bool):
+        valid = not settings["at_papers"] or (paper is not None and setting != "paper")
         expected = "must be left out where the suite has no settings but the paper's"
-        require(fine, f"{place}.at_papers", True, expected)
-        found["at_papers"] = paper if own["at_papers"] else None
-    if isinstance(own.get("without"), dict):
-        for name, change in own["without"].items():
-            fine = isinstance(change, dict) and bool(change)
-            require(fine, f"{place}.without.{name}", change, "must be a mapping of settings")
-        shared = found.get("featcal") or {}
-        found["without"] = {n: {**shared, **change} for n, change in own["without"].items()}
-    if isinstance(own.get("around"), list):
+        require(valid, f"{location}.at_papers", True, expected)
+        fields["at_papers"] = paper if settings["at_papers"] else None
+    if isinstance(settings.get("without"), dict):
+        for name, change in settings["without"].items():
+            valid = isinstance(change, dict) and bool(change)
+            require(valid, f"{location}.without.{name}", change, "must be a mapping of settings")
+        base = fields.get("featcal") or {}
+        fields["without"] = {n: {**base, **change} for n, change in settings["without"].items()}
+    if isinstance(settings.get("around"), list):
         at = {"paper": {"featcal": paper}, setting: {"featcal": featcal}}
-        found["around"] = [{**at.get(one.get("setting"), {}), **one} for one in own["around"]]
-    return studies()[kind].from_mapping(found, place)
+        fields["around"] = [{**at.get(s.get("setting"), {}), **s} for s in settings["around"]]
+    return studies()[kind].from_mapping(fields, location)
 
 
-def _check_references(found: Experiments) -> None:
+def _check_references(experiments: Experiments) -> None:
     """Raise BadSetting unless studies start from merged models and measure calibrated ones."""
-    for kind, runs in {"measure": found.measure, **found.studies}.items():
+    for kind, runs in {"measure": experiments.measure, **experiments.studies}.items():
         for key, run in ((key, run) for key, run in runs.items() if run):
-            merged, place = _of(found.merge, run.role, run.pool), f"{kind}.{key}.{found.suite}"
+            merged = _of(experiments.merge, run.role, run.pool)
+            location = f"{kind}.{key}.{experiments.suite}"
             expected = f"must be one of the merged models: {', '.join(merged) or 'none'}"
             for upstream in run.starts:
-                require(f"{key}-{upstream}" in merged, place, f"{key}-{upstream}", expected)
+                require(f"{key}-{upstream}" in merged, location, f"{key}-{upstream}", expected)
             if isinstance(run, MeasureRun):
-                _require_seeds(f"{place}.seed", run, found)
+                _require_seeds(f"{location}.seed", run, experiments)
 
 
-def _require_seeds(place: str, measured: MeasureRun, found: Experiments) -> None:
+def _require_seeds(location: str, measured: MeasureRun, experiments: Experiments) -> None:
     """Raise BadSetting unless every model that is measured is made with its seed."""
-    made: dict[str, tuple[int, ...]] = {}
+    seeds_by_run: dict[str, tuple[int, ...]] = {}
     for name in measured.settings:
-        calibrated = found.calibrate.get(f"{measured.merged}-{name}")
+        calibrated = experiments.calibrate.get(f"{measured.merged}-{name}")
         run = f"calibrate.{measured.key} from {measured.upstream} at {name}"
-        made[run] = calibrated.seeds if calibrated else ()
-        for adapt in found.adapt.values():
+        seeds_by_run[run] = calibrated.seeds if calibrated else ()
+        for adapt in experiments.adapt.values():
             if adapt.merged == measured.merged and name in adapt.settings:
                 run = f"adapt.{measured.key} from {measured.upstream}, {adapt.method} at {name}"
-                made[run] = adapt.settings[name].seeds
-    for run, seeds in made.items():
-        those = ", ".join(map(str, seeds)) or "none in this suite"
-        expected = f"must be one of the seeds of {run} ({those})"
-        require(measured.seed in seeds, place, measured.seed, expected)
+                seeds_by_run[run] = adapt.settings[name].seeds
+    for run, seeds in seeds_by_run.items():
+        listed = ", ".join(map(str, seeds)) or "none in this suite"
+        expected = f"must be one of the seeds of {run} ({listed})"
+        require(measured.seed in seeds, location, measured.seed, expected)

@@ -81,9 +81,9 @@ def tree_bytes() -> int:
     """Return the resident memory of this process and its descendants."""
     import psutil
 
-    own = psutil.Process()
-    size = own.memory_info().rss
-    for child in own.children(recursive=True):
+    process = psutil.Process()
+    size = process.memory_info().rss
+    for child in process.children(recursive=True):
         with suppress(psutil.Error):  # ended in the meantime
             size += child.memory_info().rss
     return int(size)

@@ -109,12 +109,12 @@ def write_scores(
         return [{c: value for c, value in row.items() if c not in names} for row in rows]
 
     write_rows(path, without(CORRECT), columns)
-    beside = Path(path).with_suffix(f".{CORRECT}.csv")
-    write_rows(beside, without(*COUNTED), correct_columns(columns))
+    correct_path = Path(path).with_suffix(f".{CORRECT}.csv")
+    write_rows(correct_path, without(*COUNTED), correct_columns(columns))
 
 
-def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict[str, Any]:
-    """Return what varies between two runs: seconds per step, host, versions, commit, and `more`."""
+def run_record(seconds: Mapping[str, float], gpu: str = "", **extra: Any) -> dict[str, Any]:
+    """Return a run's record: seconds per step, host, versions, commit, and `extra`."""
     system = (platform.system(), platform.machine(), *platform.libc_ver())  # not the kernel's build
     host = {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": " ".join(filter(None, system))}
     versions = {name: version(name) for name in _VERSIONED}
@@ -124,7 +124,7 @@ def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict
         "versions": {"python": platform.python_version(), **versions},
         "commit": _git("rev-parse", "HEAD") or "",
         "dirty": bool(_git("status", "--porcelain", "--", *_SOURCES)),
-        **more,
+        **extra,
     }
 
 
@@ -144,14 +144,14 @@ def _text(path: object, column: str, value: Any) -> str:
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.is_file() else ""
-    named = re.search(r"^model name\s*: *(.*\S)", text, re.M)
-    return named[1] if named else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*: *(.*\S)", text, re.M)
+    return match[1] if match else platform.processor() or platform.machine()
 
 
-def _git(*words: str) -> str | None:
+def _git(*arguments: str) -> str | None:
     """Return the output of git in the current folder; None without git or a repository."""
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -159,12 +159,12 @@ def _git(*words: str) -> str | None:
 
 def project_root(start: Path | None = None) -> Path:
     """Return the nearest folder with a params.yaml, at or above `start`. Raises: MissingPath."""
-    here = (start or Path.cwd()).resolve()
-    for folder in (here, *here.parents):
+    current = (start or Path.cwd()).resolve()
+    for folder in (current, *current.parents):
         if (folder / "params.yaml").is_file():
             return folder
     way_out = "start from a folder of the cloned repository"
-    raise MissingPath(here / "params.yaml", "the experiments", way_out)
+    raise MissingPath(current / "params.yaml", "the experiments", way_out)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -32,13 +32,13 @@ class Refused(Exception):
     """Why the change cannot be accepted, with the way out."""
 
 
-def output(*words: str, **more: Any) -> str:
+def output(*command: str, **options: Any) -> str:
     """Return what a command prints; its errors go to the terminal."""
     done: subprocess.CompletedProcess[str] = subprocess.run(
-        words, stdout=subprocess.PIPE, text=True, check=False, **more
+        command, stdout=subprocess.PIPE, text=True, check=False, **options
     )
     if done.returncode:
-        raise Refused(f"`{' '.join(words)}` failed with exit code {done.returncode}")
+        raise Refused(f"`{' '.join(command)}` failed with exit code {done.returncode}")
     return done.stdout
 
 

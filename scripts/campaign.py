@@ -81,7 +81,7 @@ TALKS = {"vision_config": WIDE | {"model_type": "clip_vision_model"}, "image_tok
 Family = tuple[
     str, dict[str, Any], Callable[[int], list[Any]], dict[str, Any]
 ]  # class, configuration, batches, settings
-MORE: dict[str, Family] = {
+MORE_FAMILIES: dict[str, Family] = {
     "BART": ("BartForConditionalGeneration", BOTH, translations, {}),
     "Pegasus": ("PegasusForConditionalGeneration", BOTH, translations, {}),
     "mBART": ("MBartForConditionalGeneration", BOTH, translations, {}),
@@ -136,45 +136,47 @@ def family(
     """One family, in memory: merged, calibrated, measured, compared."""
     base = make(build, 0, torch.float32)
     experts = {task: shifted(base, i + 1, 0.02) for i, task in enumerate("ab")}
-    given = {task: [single(batch) for batch in batches(i + 5)] for i, task in enumerate("ab")}
+    data = {task: [single(batch) for batch in batches(i + 5)] for i, task in enumerate("ab")}
     plan = (
         featcal.BlockPlan(*(featcal.Stack(path, path) for path in settings.get("stack", ())))
         if "stack" in settings
         else None
     )
-    chosen = PAPER.but(**{name: value for name, value in settings.items() if name != "stack"})
+    chosen_settings = PAPER.but(
+        **{name: value for name, value in settings.items() if name != "stack"}
+    )
     merged = averaged(list(experts.values()))
     result = featcal.calibrate(
-        merged, base=base, experts=experts, batches=given, settings=chosen, plan=plan
+        merged, base=base, experts=experts, batches=data, settings=chosen_settings, plan=plan
     )
     models = {"merged": merged, "calibrated": result.model}
-    before, after = featcal.compare(models, experts, given, plan=plan)[-2:]
+    before, after = featcal.compare(models, experts, data, plan=plan)[-2:]
     drift = f"{before.relative_drift:.3f} to {after.relative_drift:.3f}"
     return f"{len(result.blocks)} blocks, drift {drift}"
 
 
-def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, place: Path) -> list[str]:
+def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, root: Path) -> list[str]:
     """Folders of base and experts with data, as a user has them; the options that name the data."""
     base = make(build, 0, torch.float32)
-    taken = set(inspect.signature(base.forward).parameters)
+    parameters = set(inspect.signature(base.forward).parameters)
     for number, name in enumerate(("base", "a", "b")):
-        save_model(shifted(base, number, 0.02) if number else base, place / name)
-        prepared = (
+        save_model(shifted(base, number, 0.02) if number else base, root / name)
+        processor = (
             tf.ViTImageProcessorPil(size={"height": 16, "width": 16}) if pictures else letters()
         )
-        prepared.save_pretrained(place / name)
+        processor.save_pretrained(root / name)
     for name in "ab":
         if pictures:
-            (place / f"{name}.pictures").mkdir()
+            (root / f"{name}.pictures").mkdir()
             for number in range(9):
                 picture(size=(20, 24), seed=number).save(
-                    place / f"{name}.pictures" / f"{number}.png"
+                    root / f"{name}.pictures" / f"{number}.png"
                 )
         else:
-            pair = "decoder_input_ids" in taken
+            is_pair = "decoder_input_ids" in parameters
             jsonl(
-                place / f"{name}.jsonl",
-                [{"input": word, "target": word} if pair else {"text": word} for word in WORDS],
+                root / f"{name}.jsonl",
+                [{"input": word, "target": word} if is_pair else {"text": word} for word in WORDS],
             )
     ending = "pictures" if pictures else "jsonl"
     return f"--data a=a.{ending} --data b=b.{ending}".split()
@@ -182,58 +184,71 @@ def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, place: 
 
 def letters() -> tf.PreTrainedTokenizerFast:
     """A tokenizer of few tokens, as the tiny models have: one for each small letter."""
-    known = ["<pad>", "</s>", "<s>", " ", *string.ascii_lowercase]
-    inner = Tokenizer(models.WordLevel({token: i for i, token in enumerate(known)}, "<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    inner.post_processor = processors.TemplateProcessing(
+    tokens = ["<pad>", "</s>", "<s>", " ", *string.ascii_lowercase]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, "<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
     )
     return tf.PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", eos_token="</s>", bos_token="<s>"
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>"
     )
 
 
 def by_command(
-    build: Callable[[], torch.nn.Module], pictures: bool, more: list[str]
+    build: Callable[[], torch.nn.Module], pictures: bool, options: list[str]
 ) -> tuple[str, str]:
     """One family by the command line, from folder to folder; a dry run has to find what the run
     finds, and plan may not fail.
     """
-    with tempfile.TemporaryDirectory() as place:
-        data = family_folders(build, pictures, Path(place))
-        with chdir(place):
-            code, said = command(MERGE)
+    with tempfile.TemporaryDirectory() as root:
+        data = family_folders(build, pictures, Path(root))
+        with chdir(root):
+            code, message = command(MERGE)
             if code:
-                return NAMED, f"merge: {said}"
+                return NAMED, f"merge: {message}"
             start, rest = CALIBRATE.index("--data"), CALIBRATE.index("--out")
             # auto measures no drift, and may keep the merged model
-            asked = [*CALIBRATE[:start], *data, *CALIBRATE[rest:], "--preset", "paper", *more]
+            arguments = [
+                *CALIBRATE[:start],
+                *data,
+                *CALIBRATE[rest:],
+                "--preset",
+                "paper",
+                *options,
+            ]
             before = everything()
-            dry, dry_message = command([*asked, "--dry-run"])
-            if fault := ill_said(dry, dry_message) or left_by(before):
+            dry_code, dry_message = command([*arguments, "--dry-run"])
+            if fault := bad_message(dry_code, dry_message) or left_by(before):
                 return SILENT, fault
-            code, said = command(asked)
-            if dry != code:
-                what = f"the dry run ends with {dry}, the run with {code}: "
-                return SILENT, what + (dry_message or said).strip()[:200]
-            if fault := ill_said(code, said) or left_by(before, *(["new"] if code == 0 else [])):
+            code, message = command(arguments)
+            if dry_code != code:
+                problem = f"the dry run ends with {dry_code}, the run with {code}: "
+                return SILENT, problem + (dry_message or message).strip()[:200]
+            if fault := bad_message(code, message) or left_by(
+                before, *(["new"] if code == 0 else [])
+            ):
                 return SILENT, fault
-            stacks = more if any(word.startswith("stack=") for word in more) else []
+            stacks = options if any(option.startswith("stack=") for option in options) else []
             tokens = [] if pictures else ["--set", "tokens=7"]
-            planned = ["plan", *MERGE[2:-2], "--merged", "merged", *tokens, *more]
-            needs, unplanned = command(planned)
-            inspected = command(["inspect", "merged", "--plan"])[0]  # 2 of a family that is refused
-            some = any(word.startswith("modules=") for word in more)  # which inspect does not take
-            assert (inspected in (0, code) or some) and needs in (0, 2)
+            plan_arguments = ["plan", *MERGE[2:-2], "--merged", "merged", *tokens, *options]
+            plan_code, plan_message = command(plan_arguments)
+            inspect_code = command(["inspect", "merged", "--plan"])[
+                0
+            ]  # 2 of a family that is refused
+            has_modules = any(
+                option.startswith("modules=") for option in options
+            )  # which inspect does not take
+            assert (inspect_code in (0, code) or has_modules) and plan_code in (0, 2)
             if code:
-                return NAMED, " ".join(said.split())[:160]
+                return NAMED, " ".join(message.split())[:160]
             if fault := no_result(Path("merged"), Path("new")) or other_drift(
-                [*asked[5:9], *data, *stacks, "--samples", "9"]
+                [*arguments[5:9], *data, *stacks, "--samples", "9"]
             ):
                 return SILENT, fault
             last = json.loads(Path("new/featcal.json").read_text())["drift"][-1]
             lines = [f"drift {last['merged']:.3f} to {last['calibrated']:.3f}"]
-            return OK, ", ".join([*lines, *([f"no plan: {unplanned}"] if needs else [])])
+            return OK, ", ".join([*lines, *([f"no plan: {plan_message}"] if plan_code else [])])
 
 
 def everything() -> dict[str, int]:
@@ -241,14 +256,14 @@ def everything() -> dict[str, int]:
     return {str(path): path.stat().st_size if path.is_file() else 0 for path in Path().rglob("*")}
 
 
-def left_by(before: dict[str, int], *made: str) -> str:
+def left_by(before: dict[str, int], *expected: str) -> str:
     """Return which files were left or changed besides the expected ones; empty if none."""
-    now = {name: size for name, size in everything().items() if Path(name).parts[0] not in made}
+    now = {name: size for name, size in everything().items() if Path(name).parts[0] not in expected}
     differs = [name for name in {*before, *now} if before.get(name) != now.get(name)]
     return f"left or changed: {', '.join(sorted(differs)[:5])}" if differs else ""
 
 
-def ill_said(code: int, said: str) -> str:
+def bad_message(code: int, message: str) -> str:
     """What is wrong with what a command says on its way out: one message of bounded length, in its
     own words, with a way out.
     """
@@ -256,12 +271,12 @@ def ill_said(code: int, said: str) -> str:
         return ""
     foreign = re.search(
         r"\bload_batches\.[a-z_]+\b|params\.yaml|\bdvc\b|Traceback|Value error|<.*at 0x",
-        said,
+        message,
     )
-    if code != cli.MISTAKE or said.count("featcal: ") != 1 or len(said) > 3000 or foreign:
-        return f"ends with {code} and says {foreign and foreign[0]!r}: {said.strip()[:300]}"
-    open_ended = not re.search(r"\n  - |; (it|did|give|known)|must|--help", said)
-    return f"no way out: {said.strip()[:300]}" if open_ended else ""
+    if code != cli.MISTAKE or message.count("featcal: ") != 1 or len(message) > 3000 or foreign:
+        return f"ends with {code} and says {foreign and foreign[0]!r}: {message.strip()[:300]}"
+    open_ended = not re.search(r"\n  - |; (it|did|give|known)|must|--help", message)
+    return f"no way out: {message.strip()[:300]}" if open_ended else ""
 
 
 def no_result(merged: Path, folder: Path) -> str:
@@ -269,8 +284,8 @@ def no_result(merged: Path, folder: Path) -> str:
     one's, its numbers are new.
     """
     files = [
-        {n: t for file in place.glob("*.safetensors") for n, t in load_file(file).items()}
-        for place in (merged, folder)
+        {n: t for file in model_folder.glob("*.safetensors") for n, t in load_file(file).items()}
+        for model_folder in (merged, folder)
     ]
     kind = getattr(tf, json.loads((folder / "config.json").read_text())["architectures"][0])
     model, report = kind.from_pretrained(folder, output_loading_info=True)
@@ -284,21 +299,21 @@ def no_result(merged: Path, folder: Path) -> str:
     return ""
 
 
-def other_drift(words: list[str]) -> str:
+def other_drift(data_options: list[str]) -> str:
     """Return how the drift by featcal compare differs from featcal.json's; empty if it does not."""
-    whole = "compare --model merged=merged --model calibrated=new".split()
-    whole += [*words, "--skip", "0", "--json"]
-    code, said = command(whole)
+    arguments = "compare --model merged=merged --model calibrated=new".split()
+    arguments += [*data_options, "--skip", "0", "--json"]
+    code, message = command(arguments)
     if code:
-        return f"compare: {said}"
+        return f"compare: {message}"
     recorded = {
-        (one["expert"], of): one[of]
-        for one in json.loads(Path("new/featcal.json").read_text())["drift"]
-        for of in MODELS
+        (row["expert"], model): row[model]
+        for row in json.loads(Path("new/featcal.json").read_text())["drift"]
+        for model in MODELS
     }
     measured = {
-        (one["expert"], one["model"]): one["relative_drift"]
-        for one in json.loads(said)["agreement"]
+        (row["expert"], row["model"]): row["relative_drift"]
+        for row in json.loads(message)["agreement"]
     }
     same = measured.keys() == recorded.keys() and all(
         abs(measured[key] - recorded[key]) < 1e-4 for key in recorded
@@ -332,8 +347,8 @@ CALIBRATE = (
 ).split()
 
 
-def changed(place: str, **tensors: torch.Tensor | None) -> None:
-    file = Path(place) / "model.safetensors"
+def changed(model_folder: str, **tensors: torch.Tensor | None) -> None:
+    file = Path(model_folder) / "model.safetensors"
     state = load_file(file) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}
     save_file(
         {name: tensor for name, tensor in state.items() if tensor is not None},
@@ -342,8 +357,8 @@ def changed(place: str, **tensors: torch.Tensor | None) -> None:
     )
 
 
-def configured(place: str, **values: Any) -> None:
-    file = Path(place) / "config.json"
+def configured(model_folder: str, **values: Any) -> None:
+    file = Path(model_folder) / "config.json"
     file.write_text(
         json.dumps(
             {k: v for k, v in (json.loads(file.read_text()) | values).items() if v is not None}
@@ -351,47 +366,47 @@ def configured(place: str, **values: Any) -> None:
     )
 
 
-def cut(place: str) -> None:
-    os.truncate(place, Path(place).stat().st_size // 2)
+def cut(file: str) -> None:
+    os.truncate(file, Path(file).stat().st_size // 2)
 
 
 def rows(*lines: str) -> None:
     Path("a.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
-def in_shards(place: str) -> None:
-    model = tf.AutoModel.from_pretrained(place)
-    Path(place, "model.safetensors").unlink()
-    model.save_pretrained(place, max_shard_size="20KB")
+def in_shards(model_folder: str) -> None:
+    model = tf.AutoModel.from_pretrained(model_folder)
+    Path(model_folder, "model.safetensors").unlink()
+    model.save_pretrained(model_folder, max_shard_size="20KB")
 
 
-def linked(place: str) -> None:
+def linked(model_folder: str) -> None:
     Path("blobs").mkdir()
-    for number, file in enumerate(sorted(Path(place).iterdir())):
+    for number, file in enumerate(sorted(Path(model_folder).iterdir())):
         blob = file.rename(Path("blobs") / str(number))
         file.symlink_to(blob.resolve())
 
 
-def adapted(place: str, **how: Any) -> None:
+def adapted(model_folder: str, **options: Any) -> None:
     from peft import LoraConfig, get_peft_model
 
     base = tf.AutoModel.from_pretrained("base")
-    shutil.rmtree(place)
+    shutil.rmtree(model_folder)
     model = get_peft_model(
-        base, LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **how)
+        base, LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **options)
     )
-    model.save_pretrained(place)
+    model.save_pretrained(model_folder)
 
 
-def shaped(place: str, change: Callable[[Any], object]) -> None:
-    model = tf.AutoModel.from_pretrained(place)
+def shaped(model_folder: str, change: Callable[[Any], object]) -> None:
+    model = tf.AutoModel.from_pretrained(model_folder)
     change(model)
-    model.save_pretrained(place)
+    model.save_pretrained(model_folder)
 
 
-def headed(place: str, labels: int) -> None:
-    model = tf.BertForSequenceClassification.from_pretrained(place, num_labels=labels)
-    model.save_pretrained(place)
+def headed(model_folder: str, labels: int) -> None:
+    model = tf.BertForSequenceClassification.from_pretrained(model_folder, num_labels=labels)
+    model.save_pretrained(model_folder)
 
 
 FULL = "encoder__layer__0__intermediate__dense__weight"
@@ -422,7 +437,7 @@ BAD: dict[str, tuple[Callable[[], object], bool]] = {
     "another width in config.json": (lambda: configured("a", hidden_size=48), False),
     "heads that do not divide the width": (lambda: configured("a", num_attention_heads=5), False),
     "a width that is text": (lambda: configured("a", hidden_size="wide"), False),
-    "no tokenizer": (lambda: [Path(place, "tokenizer.json").unlink() for place in ("base", "merged")], False),
+    "no tokenizer": (lambda: [Path(name, "tokenizer.json").unlink() for name in ("base", "merged")], False),
     "a tokenizer that is no JSON": (lambda: Path("base/tokenizer.json").write_text("{"), False),
     "an expert of another family": (lambda: (shutil.rmtree("a"), folder(Path("a"), "roberta", 1)), False),
     "another architecture as expert": (lambda: (shutil.rmtree("a"), folder(Path("a"), "llama", 1)), False),
@@ -556,7 +571,7 @@ def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str
     """The verdict on a call in Python with something wrong in it."""
     good = experiment(torch.float32, tasks=("a", "b"), build=lambda dtype: small())
     good["settings"] = featcal.Calibration()  # auto keeps the merged model with few samples
-    apart = {
+    arguments_by_function = {
         "merge": {"method": "task_arithmetic", "base": good["base"], "experts": good["experts"]},
         "compare": {
             "models": {"m": good["merged"]},
@@ -566,40 +581,45 @@ def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str
         "load_batches": {"data": {"a": "nowhere"}, "model": "nowhere"},
         "surgery": {k: v for k, v in good.items() if k not in ("base", "settings")} | {"steps": 1},
     }
-    getattr(featcal, name)(**apart.get(name, good) | {key: value() for key, value in other.items()})
+    getattr(featcal, name)(
+        **arguments_by_function.get(name, good) | {key: value() for key, value in other.items()}
+    )
     return SILENT, "a result came out"
 
 
-def interrupted(sign: signal.Signals, good: Path, place: Path) -> tuple[str, str]:
+def interrupted(sign: signal.Signals, good: Path, root: Path) -> tuple[str, str]:
     """The verdict on a run that is stopped after its first block and begun again: the bytes of one
     that was not.
     """
-    shutil.copytree(good, place)
-    with chdir(place):
+    shutil.copytree(good, root)
+    with chdir(root):
         assert command(CALIBRATE)[0] == 0
-        whole = Path("new").rename("whole")
-        words = [sys.executable, "-m", "featcal", *CALIBRATE]
+        undisturbed = Path("new").rename("whole")
+        arguments = [sys.executable, "-m", "featcal", *CALIBRATE]
         with subprocess.Popen(
-            words, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
+            arguments, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
         ) as run:
-            said = next(line for line in run.stderr if ".00" in line)  # type: ignore[union-attr]
+            output = next(line for line in run.stderr if ".00" in line)  # type: ignore[union-attr]
             run.send_signal(sign)
-            said += run.stderr.read()  # type: ignore[union-attr]
-        ended = -sign if sign is signal.SIGKILL else cli.INTERRUPTED
-        if run.returncode != ended or "Traceback" in said or Path("new").exists():
-            return TRACEBACK, f"exit code {run.returncode}: {said[-200:]}"
+            output += run.stderr.read()  # type: ignore[union-attr]
+        expected_code = -sign if sign is signal.SIGKILL else cli.INTERRUPTED
+        if run.returncode != expected_code or "Traceback" in output or Path("new").exists():
+            return TRACEBACK, f"exit code {run.returncode}: {output[-200:]}"
         if (code := command(CALIBRATE)[0]) != 0:
             return TRACEBACK, f"the second run ends with {code}"
-        files = [(where / "model.safetensors").read_bytes() for where in (whole, Path("new"))]
-        left = [
+        files = [
+            (model_folder / "model.safetensors").read_bytes()
+            for model_folder in (undisturbed, Path("new"))
+        ]
+        leftovers = [
             path.name
             for path in Path().iterdir()
             if ".part" in path.name or path.name.startswith(".")
         ]
         return (
             (OK, "same bytes")
-            if files[0] == files[1] and not left
-            else (SILENT, f"other bytes, or left: {left}")
+            if files[0] == files[1] and not leftovers
+            else (SILENT, f"other bytes, or left: {leftovers}")
         )
 
 
@@ -607,61 +627,61 @@ def lines(table: str) -> list[list[str]]:
     return [line.split() for line in table.replace("\n", " ").split("|")]
 
 
-def command(words: list[str]) -> tuple[int, str]:
+def command(arguments: list[str]) -> tuple[int, str]:
     """The exit code of a command line, and what it says of an error, or as its result."""
-    said, out = io.StringIO(), io.StringIO()
-    with redirect_stderr(said), redirect_stdout(out):
-        code = cli.main(["--quiet", *words])
-    return code, said.getvalue() if code else out.getvalue()
+    errors, output = io.StringIO(), io.StringIO()
+    with redirect_stderr(errors), redirect_stdout(output):
+        code = cli.main(["--quiet", *arguments])
+    return code, errors.getvalue() if code else output.getvalue()
 
 
-def fine_command(good: Path, place: Path, words: list[str]) -> tuple[str, str]:
+def fine_command(good: Path, root: Path, arguments: list[str]) -> tuple[str, str]:
     """Return the verdict on a command that has to do what it says and nothing else."""
-    shutil.copytree(good, place)
-    with chdir(place):
+    shutil.copytree(good, root)
+    with chdir(root):
         before = everything()
-        code, said = command(words)
+        code, message = command(arguments)
         if code:
-            return TRACEBACK, f"refused: {said.strip()[:300]}"
+            return TRACEBACK, f"refused: {message.strip()[:300]}"
         fault = left_by(before, "m") or (
-            no_result(Path("base"), Path("m")) if words[0] == "merge" else ""
+            no_result(Path("base"), Path("m")) if arguments[0] == "merge" else ""
         )
         return (SILENT, fault) if fault else (OK, "")
 
 
 def bad_input(
-    harm: Callable[[], object], good: Path, fine: bool, words: list[str], place: Path
+    harm: Callable[[], object], good: Path, fine: bool, arguments: list[str], root: Path
 ) -> tuple[str, str]:
     """The verdict on one command after some harm was done to its inputs."""
-    shutil.copytree(good, place, symlinks=True)
-    with chdir(place):
+    shutil.copytree(good, root, symlinks=True)
+    with chdir(root):
         harm()
         before = everything()
-        code, said = command(words)
-        fault = ill_said(code, said) or left_by(
-            before, *(["new"] if code == 0 and "--dry-run" not in words else [])
+        code, message = command(arguments)
+        fault = bad_message(code, message) or left_by(
+            before, *(["new"] if code == 0 and "--dry-run" not in arguments else [])
         )
         if fault:
             return SILENT, fault
-        if code == 0 and fine and "--dry-run" not in words:
+        if code == 0 and fine and "--dry-run" not in arguments:
             fault = no_result(Path("merged"), Path("new"))
             return (SILENT, fault) if fault else (OK, "")
         if code == 0:
             return (OK, "") if fine else (SILENT, "a result came out")
         return (
-            (TRACEBACK, f"refused though it is fine: {said.strip()[:300]}")
+            (TRACEBACK, f"refused though it is fine: {message.strip()[:300]}")
             if fine
-            else (NAMED, said.strip()[:160])
+            else (NAMED, message.strip()[:160])
         )
 
 
 def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tuple[str, str]]]]:
     """What is tried of each family, by its name: in memory, and by the command line."""
-    listed = {shown: FAMILIES[name] for name, shown in SHOWN.items()}
-    known = {shown: (one.build, one.batches, {}) for shown, one in listed.items()}
-    known |= {
+    by_title = {title: FAMILIES[name] for name, title in SHOWN.items()}
+    cases = {title: (case.build, case.batches, {}) for title, case in by_title.items()}
+    cases |= {
         name: (built(kind, config), batches, settings)
-        for name, (kind, config, batches, settings) in MORE.items()
+        for name, (kind, config, batches, settings) in MORE_FAMILIES.items()
     }
     return {
         name: (
@@ -670,23 +690,23 @@ def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tu
                 b, "pixel_values" in i(0)[0], options_of(s)
             ),
         )
-        for name, (build, batches, settings) in known.items()
+        for name, (build, batches, settings) in cases.items()
     }
 
 
-def judged(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
+def verdict_of(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
     """The verdict on what was tried, and what was said."""
     try:
         return run()
     except FeatCalError as error:
         return NAMED, str(error).splitlines()[0][:110]
     except Exception as error:  # what the campaign is for
-        ours = [
+        frames = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)
             if "/featcal/" in frame.filename
         ]
-        at = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+        at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
         return TRACEBACK, f"{type(error).__name__}: {str(error)[:110]}{at}"
 
 
@@ -705,7 +725,7 @@ def matrix(verdicts: dict[str, str]) -> list[str]:
     return [f"| {verdict} | {', '.join(names)} |" for verdict, names in rows.items()]
 
 
-def main(wanted: list[str]) -> int:
+def main(selected: list[str]) -> int:
     """Everything, or what is named; 1 where something is a fault of ours."""
     tf.logging.set_verbosity_error()
     signal.signal(
@@ -715,16 +735,16 @@ def main(wanted: list[str]) -> int:
     verdicts: dict[str, str] = {}
 
     def report(group: str, name: str, run: Callable[[], tuple[str, str]]) -> None:
-        if wanted and name not in wanted and group not in wanted:
+        if selected and name not in selected and group not in selected:
             return
-        verdicts[name], what = judged(run)
+        verdicts[name], message = verdict_of(run)
         counts[verdicts[name]] += 1
-        print(f"{verdicts[name]:10} {name}: {' '.join(what.split())}", flush=True)
+        print(f"{verdicts[name]:10} {name}: {' '.join(message.split())}", flush=True)
 
     for name, (in_memory, by_folders) in families().items():
         report("families", name, in_memory)
         report("families", f"{name} (command)", by_folders)
-    if not wanted or "families" in wanted:
+    if not selected or "families" in selected:
         print("\n".join(matrix({name: verdicts[name] for name in families()})), flush=True)
     for function, others in WRONG.items():
         for number, other in enumerate(others):
@@ -733,35 +753,41 @@ def main(wanted: list[str]) -> int:
                 f"featcal.{function}: {', '.join(other)} ({number})",
                 lambda f=function, o=other: wrong_call(f, o),
             )
-    with tempfile.TemporaryDirectory() as place:
-        good = Path(place) / "good"
+    with tempfile.TemporaryDirectory() as root:
+        good = Path(root) / "good"
         for seed, name in enumerate(("base", "a", "b")):
             folder(good / name, "bert", seed)
         for name in "ab":
             jsonl(good / f"{name}.jsonl", [{"text": word} for word in WORDS])
         with chdir(good):
             assert command(MERGE)[0] == 0
-        places = (Path(place) / str(number) for number in count())
+        folders = (Path(root) / str(number) for number in count())
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
             report(
                 "signals",
                 f"{sign.name} after a block, then again",
-                lambda s=sign: interrupted(s, good, next(places)),
+                lambda s=sign: interrupted(s, good, next(folders)),
             )
-        for what, (harm, fine) in BAD.items():
-            for words in (CALIBRATE, [*CALIBRATE, "--dry-run"]):
-                how = "dry run" if "--dry-run" in words else "run"
-                asked = (harm, good, fine, words)
-                report("inputs", f"{what} ({how})", lambda a=asked: bad_input(*a, next(places)))
-        for words in (*([*CALIBRATE, *more] for more in lines(ADDED)), *lines(WHOLE)):
-            name = " ".join(words).removeprefix(f"{' '.join(CALIBRATE)} ")
+        for harm_name, (harm, fine) in BAD.items():
+            for arguments in (CALIBRATE, [*CALIBRATE, "--dry-run"]):
+                mode = "dry run" if "--dry-run" in arguments else "run"
+                case = (harm, good, fine, arguments)
+                report(
+                    "inputs", f"{harm_name} ({mode})", lambda a=case: bad_input(*a, next(folders))
+                )
+        for arguments in (*([*CALIBRATE, *options] for options in lines(ADDED)), *lines(WHOLE)):
+            name = " ".join(arguments).removeprefix(f"{' '.join(CALIBRATE)} ")
             report(
                 "commands",
                 name,
-                lambda a=(lambda: None, good, False, words): bad_input(*a, next(places)),
+                lambda a=(lambda: None, good, False, arguments): bad_input(*a, next(folders)),
             )
-        for words in lines(FINE):
-            report("commands", " ".join(words), lambda w=words: fine_command(good, next(places), w))
+        for arguments in lines(FINE):
+            report(
+                "commands",
+                " ".join(arguments),
+                lambda w=arguments: fine_command(good, next(folders), w),
+            )
     print(", ".join(f"{many} {verdict}" for verdict, many in sorted(counts.items())))
     return 1 if counts[SILENT] or counts[TRACEBACK] else 0
 

@@ -18,7 +18,7 @@ from reproduction.prepare.texts import load_texts
 from reproduction.results import PLAIN
 
 SEED, NEW_TOKENS = 42, 48
-FOUND = Path(__file__).parents[1] / "reproduction" / "real_language" / "example.json"
+OUT = Path(__file__).parents[1] / "reproduction" / "real_language" / "example.json"
 
 
 def main() -> None:
@@ -27,14 +27,14 @@ def main() -> None:
     texts = load_texts(setup.texts, PLAIN, "test")
     question = texts[int(draw_indices(PLAIN, len(texts), 1, SEED)[0])].target or ""
     chain = [("", ""), ("task_arithmetic", ""), ("task_arithmetic", "paper")]
-    shown = [m for m in specs(setup) if (m.upstream, m.setting) in chain and m.folder]
+    models = [m for m in specs(setup) if (m.upstream, m.setting) in chain and m.folder]
     tokenizer, answers = load_tokenizer(setup.base), []
-    for model in (m for m in shown if m.method in ("base", "merged", "featcal")):
+    for model in (m for m in models if m.method in ("base", "merged", "featcal")):
         text = answer(setup.load(model.folder), tokenizer, question, NEW_TOKENS)
         key = {name: getattr(model, name) for name in ("upstream", "method", "setting")}
         answers.append({**key, "answer": text})
-    found = {"seed": SEED, "new_tokens": NEW_TOKENS, "question": question, "answers": answers}
-    write_json(FOUND, {"suite": setup.context.suite.name, **found})
+    record = {"seed": SEED, "new_tokens": NEW_TOKENS, "question": question, "answers": answers}
+    write_json(OUT, {"suite": setup.context.suite.name, **record})
 
 
 if __name__ == "__main__":

@@ -47,26 +47,26 @@ def measured(folder: Path, settings: FineTuneText) -> dict:
     tokenizer, base = load_tokenizer(folder), load_model(folder)
     results: dict = {"base": scores(base, tokenizer, WORLDS), "experts": {}, "seconds": {}}
     start = {name: value.clone() for name, value in base.state_dict().items()}
-    moved = {name: torch.zeros_like(value) for name, value in start.items()}
+    vector_sum = {name: torch.zeros_like(value) for name, value in start.items()}
     for task in WORLDS:
         samples = draw_samples(task, "train", COUNTS["train"], DATA_SEED)
         began = time.process_time()
         expert = fine_tune_text(folder, samples, settings, task, EXPERT_SEED)
         results["seconds"][task] = round(time.process_time() - began, 1)
-        own = scores(expert, tokenizer, [task])
-        results["experts"] |= own
+        task_score = scores(expert, tokenizer, [task])
+        results["experts"] |= task_score
         for name, value in expert.state_dict().items():
-            moved[name] += value - start[name]
+            vector_sum[name] += value - start[name]
         print(
             task,
-            f"base {results['base'][task]:.1f} expert {own[task]:.1f} ({results['seconds'][task]} CPU-s)",
+            f"base {results['base'][task]:.1f} expert {task_score[task]:.1f} ({results['seconds'][task]} CPU-s)",
             flush=True,
         )
     for name, scale in {
         "average": 1 / len(WORLDS),
         **{f"task_arithmetic {scale:g}": scale for scale in SCALES},
     }.items():
-        base.load_state_dict({key: value + scale * moved[key] for key, value in start.items()})
+        base.load_state_dict({key: value + scale * vector_sum[key] for key, value in start.items()})
         results[name] = scores(base, tokenizer, WORLDS)
     for name, values in results.items():
         if name != "seconds" and values:
@@ -90,11 +90,13 @@ def main() -> None:
     parser.add_argument("roles", nargs="*", default=list(ROLES), choices=[*ROLES, []])
     roles = parser.parse_args().roles
     torch.set_num_threads(1)
-    known = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
+    results_by_role = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
     for role in roles:
         results = measured(MODELS / role, ROLES[role])
         results.pop("seconds")  # another machine takes another time
-        write_json(CHOICE, dict(sorted((known := known | {role: results}).items())))
+        write_json(
+            CHOICE, dict(sorted((results_by_role := results_by_role | {role: results}).items()))
+        )
 
 
 if __name__ == "__main__":

@@ -47,11 +47,11 @@ def scores(model, tokenizer, rows: int) -> dict[str, float]:
     results = {}
     for key, test in TESTS.items():
         items = test_items(key, "validation", rows, DATA_SEED)
-        said = generate_texts(
+        answers = generate_texts(
             model, tokenizer, [item.prompt for item in items], BATCH, test.new_tokens
         )
-        judged = zip(items, said, strict=True)
-        right = [CHECKS[test.check](test_row(key, item), answer) for item, answer in judged]
+        pairs = zip(items, answers, strict=True)
+        right = [CHECKS[test.check](test_row(key, item), answer) for item, answer in pairs]
         results[key] = 100 * float(np.mean(right))
     return results | {"average": float(np.mean(list(results.values())))}
 
@@ -75,16 +75,16 @@ def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str
         experts[domain] = {name: value.clone() for name, value in expert.state_dict().items()}
         table[domain] = scores(expert, tokenizer, rows)
         show(role, domain, table[domain])
-    ways = {"average": average_tensor} | {
-        f"task_arithmetic {scale:g}": lambda b, own, scale=scale: add_task_vector(
-            b, tensor_sum(task_vectors(b, own)), scale
+    mergers = {"average": average_tensor} | {
+        f"task_arithmetic {scale:g}": lambda base, experts, scale=scale: add_task_vector(
+            base, tensor_sum(task_vectors(base, experts)), scale
         )
         for scale in SCALES
     }
-    for name, way in ways.items():
+    for name, merge in mergers.items():
         model.load_state_dict(
             {
-                key: way(value, [expert[key] for expert in experts.values()])
+                key: merge(value, [expert[key] for expert in experts.values()])
                 for key, value in base.items()
             }
         )
@@ -107,21 +107,21 @@ def main() -> None:
     parser.add_argument("--lr", type=float)
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
-    for role in given.roles:
-        tried = {
-            name: value for name in ("steps", "lr") if (value := getattr(given, name)) is not None
+    for role in args.roles:
+        overrides = {
+            name: value for name in ("steps", "lr") if (value := getattr(args, name)) is not None
         }
-        settings = load_suite(Path(), "mini").language.roles[role].fine_tune.but(**tried)
+        settings = load_suite(Path(), "mini").language.roles[role].fine_tune.but(**overrides)
         values = {name: getattr(settings, name) for name in ("steps", "lr", "batch", "frozen")}
         results[role] = {
-            "validation": measured(role, settings, given.rows),
-            "rows": given.rows,
+            "validation": measured(role, settings, args.rows),
+            "rows": args.rows,
             "experts": values,
         }
-    if given.write:
+    if args.write:
         rounded = json.loads(
             json.dumps(results), parse_float=lambda text: float(f"{float(text):.6g}")
         )

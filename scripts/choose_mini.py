@@ -58,7 +58,7 @@ WUDI_RATE = Path("reproduction/mini/wudi_rate.json")
 CHOICE = Path("reproduction/mini/choice.json")
 CACHE = Path(".featcal/choose")
 WORKERS = 2
-drawn = cache(drawn_set)  # a worker process meets the same split many times
+cached_set = cache(drawn_set)  # a worker process meets the same split many times
 
 
 class Base:
@@ -91,12 +91,12 @@ class Base:
         if weights is not None:
             self.vision.load_state_dict(weights)
         right = evaluate_pool({"": self.vision}, data, self.heads, self.projection, 100)[""]
-        return float(np.mean([percent(own) for own in right.values()]))
+        return float(np.mean([percent(flags) for flags in right.values()]))
 
 
 def validation(role: str, tasks, strength: float) -> dict:
-    given = ("validation", VALIDATION, DATA_SEED, strength)
-    return {task: drawn(MODELS / role, task, *given) for task in tasks}
+    arguments = ("validation", VALIDATION, DATA_SEED, strength)
+    return {task: cached_set(MODELS / role, task, *arguments) for task in tasks}
 
 
 def base_average(role: str, strength: float) -> float:
@@ -111,7 +111,7 @@ def make_expert(role: str, task: str, seed: int, strength: float) -> float:
     """Its validation accuracy; the weights stay in the cache."""
     path, base = expert_file(role, task, seed, strength), Base(role)
     if not path.is_file():
-        rows = {task: drawn(MODELS / role, task, "train", TRAIN, DATA_SEED, strength)}
+        rows = {task: cached_set(MODELS / role, task, "train", TRAIN, DATA_SEED, strength)}
         heads = {
             "visual_projection": base.projection,
             "logit_scale": base.logit_scale,
@@ -162,10 +162,10 @@ def measured(strength: float, pools, seeds) -> dict:
     scores_of: dict = {pool: {role: {} for role in ROLES} for pool in pools}
     for name, scores in fan_out("merged", merged_averages, jobs, WORKERS):
         role, pool, seed = name.split("/")
-        own = {task: experts[f"{role} {task} seed {seed}"] for task in POOLS[pool]}
+        accuracies = {task: experts[f"{role} {task} seed {seed}"] for task in POOLS[pool]}
         scores_of[pool][role][seed] = scores | {
-            "experts": float(np.mean(list(own.values()))),
-            "expert_of": own,
+            "experts": float(np.mean(list(accuracies.values()))),
+            "expert_of": accuracies,
         }
     return scores_of
 
@@ -182,11 +182,13 @@ def best_scale(by_role: dict) -> dict:
         scale: float(np.mean([s["task_arithmetic"][scale] for s in runs]))
         for scale in runs[0]["task_arithmetic"]
     }
-    fine = [scale for scale in means if all(passes(s, s["task_arithmetic"][scale]) for s in runs)]
+    passing = [
+        scale for scale in means if all(passes(s, s["task_arithmetic"][scale]) for s in runs)
+    ]
     averaging = all(s["experts"] >= 85 and passes(s, s["average"]) for s in runs)
     return {
-        "scale": float(max(fine or means, key=means.__getitem__)),
-        "checks_hold": bool(fine) and averaging,
+        "scale": float(max(passing or means, key=means.__getitem__)),
+        "checks_hold": bool(passing) and averaging,
     }
 
 
@@ -204,12 +206,12 @@ def choose_suite() -> None:
         for s in sorted(distance, key=distance.__getitem__)
         if all(40 <= v <= 55 for v in table[s].values())
     ]
-    tried: dict = {}
+    checks: dict = {}
     for strength in order:
         pool8 = measured(float(strength), ["8"], SEEDS[:1])["8"]
-        tried[strength] = best_scale(pool8) | {"scores": pool8}
-        print(strength, json.dumps(tried[strength]), flush=True)
-        if tried[strength]["checks_hold"]:
+        checks[strength] = best_scale(pool8) | {"scores": pool8}
+        print(strength, json.dumps(checks[strength]), flush=True)
+        if checks[strength]["checks_hold"]:
             break
     else:
         raise SystemExit(f"no strength passes every check; base averages: {table}")
@@ -218,7 +220,7 @@ def choose_suite() -> None:
     scales = {pool: best_scale(by_role) for pool, by_role in (spread | larger).items()}
     measurements = {
         "base_by_strength": table,
-        "tried": tried,
+        "tried": checks,
         "pools": spread | larger,
         "checked": scales,
     }
@@ -227,9 +229,9 @@ def choose_suite() -> None:
 
 
 def write(measurements: dict, chosen: dict) -> None:
-    known = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
-    known |= measurements | {"chosen": known.get("chosen", {}) | chosen, "images": "validation"}
-    rounded = json.loads(json.dumps(known), parse_float=lambda text: float(f"{float(text):.6g}"))
+    record = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
+    record |= measurements | {"chosen": record.get("chosen", {}) | chosen, "images": "validation"}
+    rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.6g}"))
     with atomic_path(CHOICE) as hidden:
         hidden.write_text(json.dumps(rounded, indent=1, sort_keys=True) + "\n")
 
@@ -243,7 +245,7 @@ def calibrated_average(role: str, strength: float, scale: float, values: dict) -
     merged, origin, batches, experts = Base(role).vision, Base(role).vision, {}, {}
     merged.load_state_dict(merged_weights(start, role, tasks, 0, strength, scale))
     for task in tasks:
-        rows = drawn(MODELS / role, task, "train", TRAIN, DATA_SEED, strength)
+        rows = cached_set(MODELS / role, task, "train", TRAIN, DATA_SEED, strength)
         order = np.random.default_rng([DRAW, len(task), *task.encode()]).permutation(TRAIN)
         batches[task] = list(rows.batches(order[:SAMPLES], SAMPLES))
         experts[task] = Base(role).vision
@@ -275,14 +277,14 @@ def choose_settings() -> None:
             grid, key=lambda v, at=START[name], score=score: (score[v], v == at)
         )  # no reason to move: stay
         print(name, sweeps[name], "->", chosen[name], flush=True)
-    how = {
+    about = {
         "start": START,
         "samples": SAMPLES,
         "draw_seed": DRAW,
         "upstream": "task_arithmetic",
         "pool": "8",
     }
-    write({"settings": how | {"sweeps": sweeps}}, {"settings": chosen})
+    write({"settings": about | {"sweeps": sweeps}}, {"settings": chosen})
 
 
 def wudi_loss(role: str, rate: float) -> float:
@@ -290,7 +292,7 @@ def wudi_loss(role: str, rate: float) -> float:
     from featcal.merging.merge import merge
 
     prepared = PREPARED / f"{role}-8"
-    experts = {each.name: each for each in sorted((prepared / "experts").iterdir())}
+    experts = {path.name: path for path in sorted((prepared / "experts").iterdir())}
     with TemporaryDirectory() as folder:
         out = merge("wudi", prepared / "base", experts, rate=rate, out=Path(folder, "merged"))
         return json.loads(Path(out, "merge.json").read_text())["loss"][-1]
@@ -300,10 +302,10 @@ def choose_wudi(role: str) -> None:
     jobs = {f"{rate:g}": (role, rate) for rate in RATES}
     losses = dict(fan_out("wudi", wudi_loss, jobs, WORKERS))
     best = min(losses, key=losses.__getitem__)
-    found = json.loads(WUDI_RATE.read_text()) if WUDI_RATE.is_file() else {}
-    found[role] = {"chosen": float(best), "losses": {rate: losses[rate] for rate in jobs}}
+    rates = json.loads(WUDI_RATE.read_text()) if WUDI_RATE.is_file() else {}
+    rates[role] = {"chosen": float(best), "losses": {rate: losses[rate] for rate in jobs}}
     with atomic_path(WUDI_RATE) as hidden:
-        hidden.write_text(json.dumps(found, indent=1) + "\n")
+        hidden.write_text(json.dumps(rates, indent=1) + "\n")
 
 
 if __name__ == "__main__":

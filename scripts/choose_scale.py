@@ -19,7 +19,7 @@ from featcal.files import write_json
 from featcal.models.load import load_tokenizer
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import Selection
-from reproduction.engine.score import answers
+from reproduction.engine.score import task_scores
 from reproduction.language.generation import right_answers
 from reproduction.prepare.chat import INSTRUCTIONS
 from reproduction.prepare.texts import load_texts
@@ -42,9 +42,9 @@ def main(key: str) -> None:
     for scale in SCALES:
         merged = featcal.merge("task_arithmetic", base, experts, scale=scale)
         models[f"scale {scale}"] = dict.fromkeys(setup.tasks, merged)
-    found = (on_chats if setup.of_texts else on_images)(setup, models)
+    all_scores = (chat_scores if setup.of_texts else image_scores)(setup, models)
     rows = {}
-    for name, scores in found.items():
+    for name, scores in all_scores.items():
         rounded = {task: round(score, 2) for task, score in scores.items()}
         rows[name] = {**rounded, "average": round(sum(rounded.values()) / len(rounded), 2)}
     best = max(SCALES, key=lambda scale: rows[f"scale {scale}"]["average"])
@@ -52,24 +52,32 @@ def main(key: str) -> None:
     write_json(path, {"validation": rows, "scale": best})
 
 
-def on_images(setup: Setup, models: dict[str, Any]) -> dict[str, dict[str, float]]:
+def image_scores(setup: Setup, models: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return the accuracy of each model on each task."""
     read = partial(Selection("validation").read, setup)
-    found = answers(setup, lambda task: {name: own[task] for name, own in models.items()}, read)
-    return {name: {task: one["value"] for task, one in own.items()} for name, own in found.items()}
+    results = task_scores(
+        setup, lambda task: {name: by_task[task] for name, by_task in models.items()}, read
+    )
+    return {
+        name: {task: result["value"] for task, result in by_task.items()}
+        for name, by_task in results.items()
+    }
 
 
-def on_chats(setup: Setup, models: dict[str, Any]) -> dict[str, dict[str, float]]:
+def chat_scores(setup: Setup, models: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return the percentage of right answers by likelihood of each model on each task."""
     tokenizer = load_tokenizer(setup.base)
-    found: dict[str, dict[str, float]] = {name: {} for name in models}
+    scores: dict[str, dict[str, float]] = {name: {} for name in models}
     for task in setup.tasks:
         texts = list(load_texts(setup.texts, task, "validation"))[:ROWS]
-        rows, words = [(one.text, one.target) for one in texts], INSTRUCTIONS[task].words.values()
-        for name, own in models.items():
-            right, _ = right_answers(own[task], tokenizer, rows, [*words])
-            found[name][task] = 100 * sum(right) / len(right)
-    return found
+        rows, options = (
+            [(text.text, text.target) for text in texts],
+            INSTRUCTIONS[task].answers.values(),
+        )
+        for name, by_task in models.items():
+            right, _ = right_answers(by_task[task], tokenizer, rows, [*options])
+            scores[name][task] = 100 * sum(right) / len(right)
+    return scores
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ UPSTREAMS = ("task_arithmetic", "wudi")
 SCALES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
 SAMPLES = 64  # of each task, for a calibration
 ROWS = 150  # of each task that are scored
-FOUND = Path(__file__).parents[1] / "reproduction" / "real_text" / "settings_choice.json"
+OUT = Path(__file__).parents[1] / "reproduction" / "real_text" / "settings_choice.json"
 
 
 def main() -> None:
@@ -38,41 +38,41 @@ def main() -> None:
     )
     parser.add_argument("what", choices=["featcal", "scale"])
     parser.add_argument("key", nargs="+")
-    asked = parser.parse_args()
-    known = read_json(FOUND) if FOUND.is_file() else {}
-    for key in asked.key:
+    args = parser.parse_args()
+    record = read_json(OUT) if OUT.is_file() else {}
+    for key in args.key:
         setup = load_setup(key)
-        entry = known.setdefault(key, {}).setdefault(asked.what, {"rows": ROWS})
-        if asked.what == "scale":
+        entry = record.setdefault(key, {}).setdefault(args.what, {"rows": ROWS})
+        if args.what == "scale":
             jobs: dict[str, tuple[Any, ...]] = {
                 f"scale {scale:g}": (setup, scale) for scale in SCALES
             }
-            of = {"task_arithmetic": (task_arithmetic, jobs)}
+            by_merger = {"task_arithmetic": (task_arithmetic, jobs)}
         else:
             grid = {
                 f"ridge {r:g}, anchor_blend {b:g}, interpolation {i:g}": (r, b, i)
                 for r, b, i in product(*GRID)
             }
-            of = {
-                m: (calibrated, {name: (setup, m, *at) for name, at in grid.items()})
+            by_merger = {
+                m: (calibrated, {name: (setup, m, *point) for name, point in grid.items()})
                 for m in UPSTREAMS
             }
         scores: dict[str, dict[str, float]] = entry.setdefault("by_merger", {})
-        for merger, (function, jobs) in of.items():
-            left = {
+        for merger, (function, jobs) in by_merger.items():
+            missing = {
                 name: job for name, job in jobs.items() if name not in scores.setdefault(merger, {})
             }
             for name, value in fan_out(
-                f"{key} {merger}", function, left, setup.context.suite.workers
+                f"{key} {merger}", function, missing, setup.context.suite.workers
             ):
                 scores[merger][name] = value
-                write_json(FOUND, known)
-        names = next(iter(of.values()))[1]
+                write_json(OUT, record)
+        names = next(iter(by_merger.values()))[1]
         entry["averages"] = {
             name: round(sum(s[name] for s in scores.values()) / len(scores), 2) for name in names
         }
         entry["best"] = max(names, key=lambda name: entry["averages"][name])
-        write_json(FOUND, known)
+        write_json(OUT, record)
 
 
 def task_arithmetic(setup: Setup, scale: float) -> float:
@@ -101,11 +101,11 @@ def calibrated(
 def score(setup: Setup, model: Any) -> float:
     """Return the average accuracy on validation texts, in percent."""
 
-    def some(task: str) -> Any:
+    def read(task: str) -> Any:
         texts = load_split(setup, task, "validation")
         return texts.take(range(0, len(texts), max(len(texts) // ROWS, 1)))  # of every length
 
-    return round(averages(setup, {0.0: model}, some)[0.0], 2)
+    return round(averages(setup, {0.0: model}, read)[0.0], 2)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ RECIPES = [FineTuneSentences(steps=STEPS, lr=rate) for rate in (1.0e-4, 2.0e-4, 
     FineTuneSentences(steps=2 * STEPS, lr=2.0e-4)
 ]
 ENOUGH = 0.5  # percentage points
-FOUND = Path(__file__).parents[1] / "reproduction" / "real_text" / "choice.json"
+OUT = Path(__file__).parents[1] / "reproduction" / "real_text" / "choice.json"
 
 
 def main() -> None:
@@ -35,8 +35,8 @@ def main() -> None:
         context.root / context.suite.sentences.texts,
     )
     encoder = model_folder(context.root, model, context.pins)
-    with TemporaryDirectory() as place:
-        store = Path(place)
+    with TemporaryDirectory() as folder:
+        store = Path(folder)
         write_encoder_and_heads(encoder, texts, TASKS, RECIPES[0].temperature, store)
         jobs = {
             json.dumps([i, task]): (recipe, task, texts, store)
@@ -46,8 +46,8 @@ def main() -> None:
         scores = dict(fan_out("expert", score, jobs, context.suite.workers))
     rows = []
     for i, recipe in enumerate(RECIPES):
-        own = {task: scores[json.dumps([i, task])] for task in TASKS}
-        average = sum(right for right, _ in own.values()) / len(own)
+        results = {task: scores[json.dumps([i, task])] for task in TASKS}
+        average = sum(right for right, _ in results.values()) / len(results)
         record: dict[str, Any] = {
             "steps": recipe.steps,
             "lr": recipe.lr,
@@ -56,9 +56,9 @@ def main() -> None:
         rows.append(
             {
                 **record,
-                "validation": {task: own[task][0] for task in TASKS},
+                "validation": {task: results[task][0] for task in TASKS},
                 "average": round(average, 2),
-                "seconds": round(sum(s for _, s in own.values()) / len(own), 1),
+                "seconds": round(sum(s for _, s in results.values()) / len(results), 1),
             }
         )
     best = max(row["average"] for row in rows)
@@ -66,7 +66,7 @@ def main() -> None:
         (row for row in rows if row["average"] >= best - ENOUGH),
         key=lambda row: (row["steps"], -row["average"]),
     )
-    FOUND.write_text(json.dumps({"rows": rows, "chosen": chosen}, indent=1) + "\n", "utf-8")
+    OUT.write_text(json.dumps({"rows": rows, "chosen": chosen}, indent=1) + "\n", "utf-8")
 
 
 def score(recipe: FineTuneSentences, task: str, texts: Path, store: Path) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from reproduction.experiments import DOMAIN_POOL, SampleDraw
 RIDGES = (1.0e-5, 1.0e-3, 1.0e-1, 1.0, 10.0)
 INTERPOLATIONS = (0.3, 0.6, 0.9)
 ROWS = 150  # of each task or test
-FOUND = Path(__file__).parents[1] / "reproduction" / "mini" / "language" / "settings_choice.json"
+OUT = Path(__file__).parents[1] / "reproduction" / "mini" / "language" / "settings_choice.json"
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("key", nargs="+")
-    known = read_json(FOUND) if FOUND.is_file() else {}
+    record = read_json(OUT) if OUT.is_file() else {}
     for key in parser.parse_args().key:
         setup = load_setup(key)
         jobs: dict[str, tuple[Any, ...]] = {"merged": (setup, None, None)}
@@ -43,9 +43,13 @@ def main() -> None:
             jobs[name] = (setup, ridge, interpolation)
         scores = dict(fan_out(key, average, jobs, setup.context.suite.workers))
         best = max((name for name in scores if name != "merged"), key=lambda name: scores[name])
-        known[key] = {"rows": ROWS, "best": best, "averages": {name: scores[name] for name in jobs}}
+        record[key] = {
+            "rows": ROWS,
+            "best": best,
+            "averages": {name: scores[name] for name in jobs},
+        }
         print(key, best, scores)
-        write_json(FOUND, known)
+        write_json(OUT, record)
 
 
 def average(setup: Setup, ridge: float | None, interpolation: float | None) -> float:
@@ -68,8 +72,8 @@ def average(setup: Setup, ridge: float | None, interpolation: float | None) -> f
 def score(setup: Setup, model: Any) -> float:
     """Return the average over the tasks of GLUE, or over the tests."""
     tokenizer = load_tokenizer(setup.base)
-    own = _on_tests if setup.pool == DOMAIN_POOL else _on_glue
-    values = own(setup, model, tokenizer)
+    scores_of = _on_tests if setup.pool == DOMAIN_POOL else _on_glue
+    values = scores_of(setup, model, tokenizer)
     return round(sum(values.values()) / len(values), 2)
 
 
@@ -80,7 +84,7 @@ def _on_glue(setup: Setup, model: Any, tokenizer: Any) -> Mapping[str, float]:
     scores = {}
     for task in setup.tasks:
         texts = list(load_texts(setup.texts, task, "validation"))[:ROWS]
-        samples = [(one.text, one.target or "") for one in texts]
+        samples = [(text.text, text.target or "") for text in texts]
         scores[task] = score_glue(model, tokenizer, task, samples, batch=64)[0]
     return scores
 

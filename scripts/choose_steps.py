@@ -22,7 +22,7 @@ from reproduction.engine.context import HEADS, Setup, load_setup
 from reproduction.stages.prepare import FIRST, model_folder, write_vision_and_heads
 
 STEPS, SIZES = (30, 60, 120, 240), (42, 56, 70)
-FOUND = Path(__file__).parents[1] / "reproduction" / "real_images" / "choice_steps.json"
+OUT = Path(__file__).parents[1] / "reproduction" / "real_images" / "choice_steps.json"
 
 
 def main() -> None:
@@ -40,10 +40,10 @@ def main() -> None:
             write_vision_and_heads(model, setup.data, setup.tasks, size, store)
             jobs = {task: (setup, task, store, steps) for task in setup.tasks}
             right[size, steps] = setup.context.run(f"{size} pixels, {steps} steps", trained, jobs)
-        table = {name(trial): scores(one) for trial, one in right.items()}
-        write_json(FOUND, {"validation": table})
-    chosen = {word: chosen_of(trials, right) for word, trials in lists.items()}
-    write_json(FOUND, {"validation": table, **chosen})
+        table = {name(trial): scores(flags) for trial, flags in right.items()}
+        write_json(OUT, {"validation": table})
+    chosen = {key: chosen_of(trials, right) for key, trials in lists.items()}
+    write_json(OUT, {"validation": table, **chosen})
 
 
 def trained(setup: Setup, task: str, store: Path, steps: int) -> list[bool]:
@@ -59,9 +59,9 @@ def trained(setup: Setup, task: str, store: Path, steps: int) -> list[bool]:
     heads, read = load_file(store / HEADS), partial(load_task, setup.data, task)
     samples = {task: read("train", base)}
     expert = fine_tune(load_as_calibrated(base), heads, samples, recipe, FIRST)
-    own = {task: heads[f"head/{task}"]}
-    found = evaluate_pool({"expert": expert}, {task: read("validation", base)}, own, None, 64)
-    return [bool(one) for one in found["expert"][task]]
+    head = {task: heads[f"head/{task}"]}
+    flags = evaluate_pool({"expert": expert}, {task: read("validation", base)}, head, None, 64)
+    return [bool(flag) for flag in flags["expert"][task]]
 
 
 def name(trial: tuple[int, int]) -> str:
@@ -70,16 +70,18 @@ def name(trial: tuple[int, int]) -> str:
 
 def scores(right: dict[str, list[bool]]) -> dict[str, float]:
     """Return the accuracy on each task and their average, in percent."""
-    own = {task: round(100 * float(np.mean(one)), 2) for task, one in right.items()}
-    return {**own, "average": round(sum(own.values()) / len(own), 2)}
+    accuracies = {task: round(100 * float(np.mean(flags)), 2) for task, flags in right.items()}
+    return {**accuracies, "average": round(sum(accuracies.values()) / len(accuracies), 2)}
 
 
 def chosen_of(trials: Sequence[tuple[int, int]], right: Any) -> dict[str, Any]:
     """Return the cheapest trial at most one paired standard error below the best, and distances."""
-    means = {trial: np.mean([np.mean(one) for one in right[trial].values()]) for trial in trials}
+    means = {
+        trial: np.mean([np.mean(flags) for flags in right[trial].values()]) for trial in trials
+    }
     best, below = max(means, key=means.__getitem__), {}
     for trial in trials:
-        pairs = [(right[best][task], one) for task, one in right[trial].items()]
+        pairs = [(right[best][task], flags) for task, flags in right[trial].items()]
         gaps = [np.subtract(*pair, dtype=float) for pair in pairs]
         error = np.sqrt(sum(gap.var(ddof=1) / len(gap) for gap in gaps)) / len(gaps)
         below[trial] = 100 * (means[best] - means[trial]), 100 * error

@@ -106,9 +106,9 @@ def write_task(origin: Path, task: str, out: Path) -> None:
         if shared_alike(origin)
         else ""
     )
-    here = f"\n\nOf these rows this folder holds {counts} (scripts/choose_texts.py); labels.json also holds templates.{mark}\n"
+    counts_note = f"\n\nOf these rows this folder holds {counts} (scripts/choose_texts.py); labels.json also holds templates.{mark}\n"
     (out / "README.md").write_text(
-        (origin / "README.md").read_text("utf-8").rstrip() + here, "utf-8"
+        (origin / "README.md").read_text("utf-8").rstrip() + counts_note, "utf-8"
     )
 
 

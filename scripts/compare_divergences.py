@@ -23,23 +23,23 @@ from featcal.files import read_json, write_json
 from featcal.models.streamed import InMemoryModel
 from reproduction.engine.context import load_context, load_setup, pick
 from reproduction.engine.samples import Selection, streams
-from reproduction.engine.score import average, for_all_tasks, scored
+from reproduction.engine.score import average, for_all_tasks, model_scores
 from reproduction.engine.workers import fan_out
 from reproduction.studies.default import divergence
 
 KEYS = ("vit_s-8", "minilm-8", "mpnet-8")
 MERGERS = ("average", "task_arithmetic", "tsv_merge", "wudi_closed_form")
 SAMPLES, SEED = 32, 42
-FOUND = Path(__file__).parents[1] / "reproduction" / "report" / "divergences.json"
+OUT = Path(__file__).parents[1] / "reproduction" / "report" / "divergences.json"
 
 
 def main() -> None:
     keys = sys.argv[1:] or KEYS
     jobs = {f"{key}, {merger}": (key, merger) for key, merger in product(keys, MERGERS)}
-    found = read_json(FOUND) if FOUND.is_file() else {}
-    found |= dict(fan_out("divergences", compare, jobs, 2, fresh=True))
+    record = read_json(OUT) if OUT.is_file() else {}
+    record |= dict(fan_out("divergences", compare, jobs, 2, fresh=True))
     names = (f"{key}, {merger}" for key, merger in product(KEYS, MERGERS))
-    write_json(FOUND, {name: found[name] for name in names if name in found})
+    write_json(OUT, {name: record[name] for name in names if name in record})
 
 
 def compare(key: str, merger: str) -> dict[str, dict[str, float]]:
@@ -49,37 +49,37 @@ def compare(key: str, merger: str) -> dict[str, dict[str, float]]:
     base = setup.load(setup.base)
     experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
     merged: Any = featcal.merge(merger, base, experts, **study.mergers[merger])
-    draw = study.drawn(samples=SAMPLES, seed=SEED)
-    batches = {t: list(own) for t, own in streams(setup, draw, study.reading).items()}
+    draw = study.featcal_draw(samples=SAMPLES, seed=SEED)
+    batches = {t: list(b) for t, b in streams(setup, draw, study.reading).items()}
     few, _, held_out = (
-        {task: choose.Part(own, choose.parts_of(SAMPLES)[i]) for task, own in batches.items()}
+        {task: choose.Part(b, choose.parts_of(SAMPLES)[i]) for task, b in batches.items()}
         for i in range(3)
     )
-    models, given = {choose.MERGED: merged}, {"base": base, "experts": experts, "batches": few}
+    models, arguments = {choose.MERGED: merged}, {"base": base, "experts": experts, "batches": few}
     for name, settings in choose.CANDIDATES.items():
-        one = featcal.calibrate(merged, settings=settings, block_drift=False, **given)
-        models[name] = one.model
+        result = featcal.calibrate(merged, settings=settings, block_drift=False, **arguments)
+        models[name] = result.model
     opened = open_models(merged, base, experts, None, "auto", whole=True, device=None, dtype=None)
     handles = {name: InMemoryModel(model) for name, model in models.items()}
     relations = choose.divergences(opened, handles, held_out, few)
     heads, P = setup.scaled_heads(), setup.projection()
     labels = {task: head if P is None else head @ P for task, head in heads.items()}
     classes = choose.divergences(opened, handles, held_out, few, labels)
-    right = scored(setup, for_all_tasks(models), Selection("validation", study.scored))
-    found = {}
+    scores = model_scores(setup, for_all_tasks(models), Selection("validation", study.scored))
+    rows = {}
     for name, model in models.items():
         pairs = pool_features(model, experts, held_out, P)
         by_head = (
             float(divergence(pair.merged, pair.expert, heads[task]).mean())
             for task, pair in pairs.items()
         )
-        found[name] = {
-            "relations": round(fmean(fmean(own[name]) for own in relations.values()), 6),
-            "classes": round(fmean(fmean(own[name]) for own in classes.values()), 6),
+        rows[name] = {
+            "relations": round(fmean(fmean(values[name]) for values in relations.values()), 6),
+            "classes": round(fmean(fmean(values[name]) for values in classes.values()), 6),
             "heads": round(fmean(by_head), 6),
-            "validation": round(average(right[name]), 3),
+            "validation": round(average(scores[name]), 3),
         }
-    return found
+    return rows
 
 
 if __name__ == "__main__":

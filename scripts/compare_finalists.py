@@ -21,18 +21,18 @@ from featcal.files import write_json
 from featcal.models.streamed import InMemoryModel
 from reproduction.engine.context import load_context, load_setup, pick
 from reproduction.engine.samples import Selection, streams
-from reproduction.engine.score import for_all_tasks, scored
+from reproduction.engine.score import for_all_tasks, model_scores
 from reproduction.engine.workers import fan_out
 
 KEYS, MERGERS = ("vit_s-8", "minilm-8"), ("average", "tsv_merge")
 SAMPLES, SEED, CONTENDER = 256, 42, "small ridge"
-FOUND = Path(__file__).parents[1] / "reproduction" / "report" / "finalists.json"
+OUT = Path(__file__).parents[1] / "reproduction" / "report" / "finalists.json"
 
 
 def main() -> None:
     jobs = {f"{key}, {merger}": (key, merger) for key, merger in product(KEYS, MERGERS)}
-    found = dict(fan_out("finalists", compare, jobs, 2, fresh=True))
-    write_json(FOUND, {name: found[name] for name in jobs})
+    record = dict(fan_out("finalists", compare, jobs, 2, fresh=True))
+    write_json(OUT, {name: record[name] for name in jobs})
 
 
 def compare(key: str, merger: str) -> dict[str, dict[str, float]]:
@@ -42,28 +42,28 @@ def compare(key: str, merger: str) -> dict[str, dict[str, float]]:
     base = setup.load(setup.base)
     experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
     merged: Any = featcal.merge(merger, base, experts, **study.mergers[merger])
-    draw = study.drawn(samples=SAMPLES, seed=SEED)
-    batches = {t: list(own) for t, own in streams(setup, draw, study.reading).items()}
-    given: dict[str, Any] = {"base": base, "experts": experts, "block_drift": False}
-    auto = featcal.calibrate(merged, batches=batches, **given)
+    draw = study.featcal_draw(samples=SAMPLES, seed=SEED)
+    batches = {t: list(b) for t, b in streams(setup, draw, study.reading).items()}
+    arguments: dict[str, Any] = {"base": base, "experts": experts, "block_drift": False}
+    auto = featcal.calibrate(merged, batches=batches, **arguments)
     assert auto.choice is not None
     few, rest, held_out = (
-        {task: choose.Part(own, choose.parts_of(SAMPLES)[i]) for task, own in batches.items()}
+        {task: choose.Part(b, choose.parts_of(SAMPLES)[i]) for task, b in batches.items()}
         for i in range(3)
     )
-    own = {"settings": choose.CANDIDATES[CONTENDER], **given}
-    contender = featcal.calibrate(merged, batches=rest, **own)
+    contender_arguments = {"settings": choose.CANDIDATES[CONTENDER], **arguments}
+    contender = featcal.calibrate(merged, batches=rest, **contender_arguments)
     models = {auto.choice.chosen: auto.model, CONTENDER: contender.model}
     opened = open_models(merged, base, experts, None, "auto", whole=True, device=None, dtype=None)
     handles = {name: InMemoryModel(model) for name, model in models.items()}
-    far = choose.divergences(opened, handles, held_out, few)
-    right = scored(setup, for_all_tasks(models), Selection("validation", study.scored))
-    found = {}
+    divergences = choose.divergences(opened, handles, held_out, few)
+    scores = model_scores(setup, for_all_tasks(models), Selection("validation", study.scored))
+    rows = {}
     for name in models:
-        divergence = fmean(fmean(own[name]) for own in far.values())
-        accuracy = fmean(one["value"] for one in right[name].values())
-        found[name] = {"divergence": round(divergence, 4), "validation": round(accuracy, 2)}
-    return found
+        divergence = fmean(fmean(values[name]) for values in divergences.values())
+        accuracy = fmean(score["value"] for score in scores[name].values())
+        rows[name] = {"divergence": round(divergence, 4), "validation": round(accuracy, 2)}
+    return rows
 
 
 if __name__ == "__main__":

@@ -42,20 +42,20 @@ def of_scores(committed: Rows, recomputed: Rows) -> tuple[list[str], list[str]]:
     names = [name for name in committed[0] if name not in {*MEASURED, "task"}]
 
     def table(rows: Rows) -> Mapping[str, dict[str, tuple[float, int]]]:
-        found: dict[str, dict[str, tuple[float, int]]] = defaultdict(dict)
+        by_model: dict[str, dict[str, tuple[float, int]]] = defaultdict(dict)
         for row in rows:
             model = " ".join(row[name] for name in names if row[name])
-            found[model][row["task"]] = (float(row["value"]), int(row["count"]))
-        return found
+            by_model[model][row["task"]] = (float(row["value"]), int(row["count"]))
+        return by_model
 
-    lines, problems, here, there = [], [], table(committed), table(recomputed)
-    for model in sorted({*here, *there}):
-        own, other = here.get(model, {}), there.get(model, {})
-        problems += [f"only on one side: {model} {task}" for task in sorted({*own} ^ {*other})]
-        moved = {task: other[task][0] - own[task][0] for task in own if task in other}
+    lines, problems, old_table, new_table = [], [], table(committed), table(recomputed)
+    for model in sorted({*old_table, *new_table}):
+        old, new = old_table.get(model, {}), new_table.get(model, {})
+        problems += [f"only on one side: {model} {task}" for task in sorted({*old} ^ {*new})]
+        moved = {task: new[task][0] - old[task][0] for task in old if task in new}
         if not any(moved.values()):
             continue
-        noise = {task: sqrt(max(1.0, ANSWERS / max(own[task][1], 1))) for task in moved}
+        noise = {task: sqrt(max(1.0, ANSWERS / max(old[task][1], 1))) for task in moved}
         worst = max(moved, key=lambda task: abs(moved[task]) / noise[task])
         average, usual = sum(moved.values()) / len(moved), sum(noise.values()) / len(moved)
         line = f"{model}: average {average:+.2f}, {worst} {moved[worst]:+.2f}"
@@ -70,16 +70,16 @@ def of_columns(committed: Rows, recomputed: Rows) -> tuple[list[str], list[str]]
         return [], [f"{len(recomputed)} rows instead of {len(committed)}"]
     lines, problems = [], []
     for column in committed[0].keys() - {"correct", "chosen"}:
-        both = [(old[column], new[column]) for old, new in zip(committed, recomputed, strict=True)]
-        pairs = [(number(old), number(new)) for old, new in both]
-        numbers = [(old, new) for old, new in pairs if old is not None and new is not None]
-        other = sum(
-            None in pair and old != new for pair, (old, new) in zip(pairs, both, strict=True)
+        cells = [(old[column], new[column]) for old, new in zip(committed, recomputed, strict=True)]
+        pairs = [(number(old), number(new)) for old, new in cells]
+        number_pairs = [(old, new) for old, new in pairs if old is not None and new is not None]
+        changed = sum(
+            None in pair and old != new for pair, (old, new) in zip(pairs, cells, strict=True)
         )
-        if other:
-            problems.append(f"{column}: {other} rows are about something else")
-        size = sum(abs(old) for old, _ in numbers)
-        moved = abs(sum(abs(new) for _, new in numbers) - size)
+        if changed:
+            problems.append(f"{column}: {changed} rows are about something else")
+        size = sum(abs(old) for old, _ in number_pairs)
+        moved = abs(sum(abs(new) for _, new in number_pairs) - size)
         if moved:
             line = f"{column}: {100 * moved / max(size, moved):.1f} % of its mean size"
             (problems if moved > COLUMN * size else lines).append(line)
@@ -101,7 +101,7 @@ def compare(committed: Path, recomputed: Path) -> int:
             continue
         else:
             rows = read(old), read(new)
-            heads = [list(own[0]) if own else [] for own in rows]
+            heads = [list(side[0]) if side else [] for side in rows]
             if heads[0] != heads[1]:
                 lines, wrong = [], ["other columns, or no rows on one side"]
             elif {"task", "metric", "value", "count"} <= set(heads[0]):

@@ -36,12 +36,12 @@ class Size:
     name: str
     build: Callable[[], nn.Module]
     batch: Callable[[int, torch.Generator], dict[str, torch.Tensor]]
-    at_once: int
+    batch_size: int
     settings: featcal.Calibration
 
 
 @dataclass(frozen=True)
-class Took:
+class Cost:
     """Seconds of task arithmetic and of the calibration, its peak on the GPU, and its last block."""
 
     merge: float
@@ -91,13 +91,13 @@ def text(**smaller: Any) -> Size:
 
 def calibrated(
     size: Size, device: str, samples: int = SAMPLES, tasks: tuple[str, ...] = TASKS
-) -> Took:
+) -> Cost:
     """Build base and experts, merge and calibrate them on `device`, and report time and memory."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         base = size.build().eval().to(device)
     experts = {task: _near(base, seed) for seed, task in enumerate(tasks)}
-    counts = [min(size.at_once, samples - start) for start in range(0, samples, size.at_once)]
+    counts = [min(size.batch_size, samples - start) for start in range(0, samples, size.batch_size)]
     batches = {}
     for seed, task in enumerate(tasks):
         draw = torch.Generator().manual_seed(seed)
@@ -115,7 +115,7 @@ def calibrated(
         torch.cuda.synchronize()
     seconds = time.perf_counter() - between
     peak = torch.cuda.max_memory_allocated() if device != "cpu" else 0
-    return Took(between - start, seconds, peak, result.blocks[-1])
+    return Cost(between - start, seconds, peak, result.blocks[-1])
 
 
 def _near(base: nn.Module, seed: int) -> nn.Module:
@@ -140,9 +140,9 @@ def report() -> int:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {SAMPLES} samples of each task"
     )
     for size in (vision(), text()):
-        took = calibrated(size, "cuda")
-        memory = took.peak / 2**30
-        summary = f"{size.name}: task arithmetic {took.merge:.1f} s, calibration {took.calibration:.1f} s, {memory:.1f} GiB at most"
-        print(f"{summary}; drift of the last block {took.last.relative_drift:.3f}", flush=True)
+        cost = calibrated(size, "cuda")
+        memory = cost.peak / 2**30
+        summary = f"{size.name}: task arithmetic {cost.merge:.1f} s, calibration {cost.calibration:.1f} s, {memory:.1f} GiB at most"
+        print(f"{summary}; drift of the last block {cost.last.relative_drift:.3f}", flush=True)
         torch.cuda.empty_cache()
     return 0

@@ -24,16 +24,21 @@ COMPILE = (
 ).split()
 
 
-def locked(*arguments: str, wanted: str = "", elsewhere: bool = False) -> dict[str, str]:
+def locked(*arguments: str, requirement: str = "", elsewhere: bool = False) -> dict[str, str]:
     """Each pinned package, in order, with its lines in a requirements file; only from PyPI unless
     `elsewhere`.
     """
-    command = [*COMPILE, *arguments, *(["-"] if wanted else [])]
-    known = {
+    command = [*COMPILE, *arguments, *(["-"] if requirement else [])]
+    environment = {
         name: value for name, value in os.environ.items() if elsewhere or name not in CPU_WHEELS
     }
     done = subprocess.run(
-        command, cwd=ROOT, env=known, input=wanted or None, text=True, stdout=subprocess.PIPE
+        command,
+        cwd=ROOT,
+        env=environment,
+        input=requirement or None,
+        text=True,
+        stdout=subprocess.PIPE,
     )
     if done.returncode:
         sys.exit(done.returncode)  # uv has said why
@@ -55,10 +60,10 @@ def main() -> None:
     torch = next(pin for pin in pins if pin.startswith("torch=="))
     with tempfile.TemporaryDirectory() as folder:
         entries_of = {}
-        for build, wanted in {"cuda": torch, "cpu": f"{torch}+cpu"}.items():
+        for build, torch_pin in {"cuda": torch, "cpu": f"{torch}+cpu"}.items():
             path = Path(folder) / f"{build}.txt"
             path.write_text(
-                "\n".join(wanted if pin == torch else pin for pin in pins), encoding="utf-8"
+                "\n".join(torch_pin if pin == torch else pin for pin in pins), encoding="utf-8"
             )
             names = [
                 argument
@@ -79,22 +84,22 @@ def main() -> None:
         "Written by scripts/lock.py: what PyTorch's CPU build and its CUDA build need alike.",
     )
     for build, entries in entries_of.items():
-        own = {"": "-r linux.txt"} | {
+        entries_of_build = {"": "-r linux.txt"} | {
             pin: entry for pin, entry in entries.items() if pin not in shared
         }
         write(
             f"linux-{build}.txt",
-            own,
+            entries_of_build,
             f"Written by scripts/lock.py: PyTorch's {build.upper()} build, Linux, Python 3.11.",
         )
     write(
         "build.txt",
-        locked(wanted=BUILD),
+        locked(requirement=BUILD),
         "Written by scripts/lock.py: what builds the packages that come as source.",
     )
     write(
         "antlr4.txt",
-        locked("--no-deps", wanted=antlr),
+        locked("--no-deps", requirement=antlr),
         "Written by scripts/lock.py: for a folder of its own (Makefile).",
     )
 

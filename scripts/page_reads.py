@@ -11,7 +11,7 @@ import nbformat
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "pipeline" / "pages.yaml"
-PLACES = "abcde"
+SLOTS = "abcde"
 HEAD = """\
 # Which results a page of the report reads: folders and files below results/<suite>/. Written by
 # scripts/page_reads.py from the first cell of each notebook; only `requested` is edited by hand.
@@ -36,15 +36,13 @@ def pages_yaml() -> str:
     for source in sorted((ROOT / "notebooks").glob("*.ipynb")):
         reads = reads_of(source)
         if reads:
-            if len(reads) > len(PLACES):
-                raise SystemExit(
-                    f"{source.name}: reads {len(reads)} results, at most {len(PLACES)}"
-                )
-            filled = reads + ["suite.json"] * (len(PLACES) - len(reads))
-            places = ", ".join(f"{key}: {read}" for key, read in zip(PLACES, filled, strict=True))
-            text += f"  {source.stem}: {{{places}}}\n"
-    now = TARGET.read_text(encoding="utf-8")
-    return text + now[now.index(REST) :]
+            if len(reads) > len(SLOTS):
+                raise SystemExit(f"{source.name}: reads {len(reads)} results, at most {len(SLOTS)}")
+            filled = reads + ["suite.json"] * (len(SLOTS) - len(reads))
+            slots = ", ".join(f"{key}: {read}" for key, read in zip(SLOTS, filled, strict=True))
+            text += f"  {source.stem}: {{{slots}}}\n"
+    current = TARGET.read_text(encoding="utf-8")
+    return text + current[current.index(REST) :]
 
 
 if __name__ == "__main__":

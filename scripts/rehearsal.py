@@ -23,7 +23,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OWN = {  # generated programs are let run, since the hub's metric only reads them
+ENVIRONMENT = {  # generated programs are let run, since the hub's metric only reads them
     "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "0", "HF_ALLOW_CODE_EVAL": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }  # fmt: skip
@@ -40,19 +40,19 @@ def rehearse(stages: list[str]) -> int:
         work = Path(temporary, "project")
         work.mkdir()
         repositories = paper_hub(Path(temporary, "hub"))
-        os.environ |= OWN | punkt_tab(
+        os.environ |= ENVIRONMENT | punkt_tab(
             Path(temporary, "nltk_data")
         )  # before nltk is imported, here and there
         skipped = lay_out(work)
         report(f"{len(repositories)} repositories, made in {time.perf_counter() - start:.0f} s")
         with HubServer(repositories, gated(repositories)) as hub:
-            own = hub.environment(Path(temporary, "cache")) | {"HF_TOKEN": TOKEN}
+            hub_environment = hub.environment(Path(temporary, "cache")) | {"HF_TOKEN": TOKEN}
             command = [sys.executable, str(ROOT / "tests" / "rehearsal_run.py"), str(work), *stages]
-            code = subprocess.run(command, env=os.environ | own, check=False).returncode
+            code = subprocess.run(command, env=os.environ | hub_environment, check=False).returncode
         if code:
             report(f"stopped with exit code {code}; the reason is above")
             return code
-        asked = {
+        requested = {
             request.split()[1].partition("/resolve/")[0]
             for request in hub.seen
             if "/resolve/" in request
@@ -60,7 +60,7 @@ def rehearse(stages: list[str]) -> int:
         summary(
             json.loads((work / RECORD).read_text()),
             len(repositories),
-            len(asked),
+            len(requested),
             skipped,
             time.perf_counter() - start,
         )
@@ -102,12 +102,12 @@ def main() -> int:
         action="store_true",
         help="time full-size models with random weights on a CUDA GPU",
     )
-    chosen = parser.parse_args()
-    if chosen.full_size:
+    args = parser.parse_args()
+    if args.full_size:
         from full_size import report
 
         return report()
-    return rehearse(chosen.stages)
+    return rehearse(args.stages)
 
 
 if __name__ == "__main__":

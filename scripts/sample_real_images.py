@@ -42,9 +42,9 @@ def main(folder: Path) -> None:
 
 def names_of(source: Path, table: datasets.Dataset) -> list[str]:
     """Return the names of a set's labels."""
-    known = table.features["label"]
-    if isinstance(known, datasets.ClassLabel):
-        return list(known.names)
+    feature = table.features["label"]
+    if isinstance(feature, datasets.ClassLabel):
+        return list(feature.names)
     return json.loads((source / "labels.json").read_text("utf-8"))
 
 

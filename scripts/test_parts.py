@@ -58,8 +58,8 @@ class Part:
     def __init__(self, name: str, parts: Sequence[str], folder: Path):
         self.name, self.report = name, folder / name.replace("/", "-")
         self.looked, self.reached = time.monotonic(), ""
-        given = arguments_of(name, parts), self.report
-        self.process = get_context("fork").Process(target=run, args=given)
+        arguments = arguments_of(name, parts), self.report
+        self.process = get_context("fork").Process(target=run, args=arguments)
         print(f"{name} started", flush=True)
         self.process.start()
 
@@ -79,24 +79,24 @@ class Part:
         return True
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts, begun in their order, and return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("parts", nargs="+")
-    chosen = parser.parse_args(given)
+    args = parser.parse_args(argv)
     os.environ |= ENVIRONMENT
-    waiting, code = list(chosen.parts), 0
+    waiting, code = list(args.parts), 0
     with tempfile.TemporaryDirectory() as folder:
-        running = [Part(waiting.pop(0), chosen.parts, Path(folder))]
+        running = [Part(waiting.pop(0), args.parts, Path(folder))]
         try:
             for module in LOADED:
                 import_module(module)
             gc.freeze()
             while waiting or running:
-                while waiting and len(running) < chosen.jobs:
-                    running.append(Part(waiting.pop(0), chosen.parts, Path(folder)))
-                for part in [one for one in running if one.ended()]:
+                while waiting and len(running) < args.jobs:
+                    running.append(Part(waiting.pop(0), args.parts, Path(folder)))
+                for part in [part for part in running if part.ended()]:
                     running.remove(part)
                     code = code or int(part.process.exitcode != 0)
         finally:

@@ -72,14 +72,14 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
     """Make a project folder; return what this machine lacks for the public tests left out."""
     from dvc.repo import Repo
 
-    from reproduction.language.harness import lacking
+    from reproduction.language.harness import unmet
     from reproduction.prepare.tasks import PUBLIC
 
     copied(work, root)
     write_settings(work, rehearsal_params(root))
     suite = yaml.safe_load((work / f"suites/{SUITE}.yaml").read_text())
     tests = suite["language"]["tests"]
-    left_out = {key: lacks for key, test in tests.items() if (lacks := lacking(PUBLIC[test]))}
+    left_out = {key: lacks for key, test in tests.items() if (lacks := unmet(PUBLIC[test]))}
     suite["language"]["tests"] = {key: test for key, test in tests.items() if key not in left_out}
     (work / f"suites/{SUITE}.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
     (work / f"suites/{SUITE}.pins.json").unlink(missing_ok=True)

@@ -111,7 +111,7 @@ def test_other_bytes_of_the_smoke_graph_stop_the_acceptance():
 
 def test_the_families_in_the_book_are_what_becomes_of_them():
     """Each is merged, calibrated and measured, or refused by one message."""
-    verdicts = {name: campaign.judged(run)[0] for name, (run, _) in campaign.families().items()}
+    verdicts = {name: campaign.verdict_of(run)[0] for name, (run, _) in campaign.families().items()}
     assert set(verdicts.values()) == {campaign.OK, campaign.NAMED}, verdicts
     lines = (Path(__file__).parents[1] / "book/families.md").read_text().splitlines()
     table = campaign.matrix(verdicts)

@@ -40,11 +40,11 @@ class Context:
     root: Path
     experiments: Experiments
     suite: Suite
-    aside: Path | None = None  # in place of outputs/<suite>/, for models that a study does not keep
+    outputs_folder: Path | None = None  # in place of outputs/<suite>/, for models not kept
 
     @property
     def outputs(self) -> Path:
-        return self.aside or self.root / "outputs" / self.suite.name
+        return self.outputs_folder or self.root / "outputs" / self.suite.name
 
     @property
     def results(self) -> Path:
@@ -75,7 +75,7 @@ class Context:
         return torch.cuda.get_device_name() if self.device.type == "cuda" else ""
 
     def role(self, name: str) -> Role | LanguageRole | SentenceRole | None:
-        """Return what plays a role; None where the suite has nothing. Raises: UnknownKey."""
+        """Return the suite's model for a role; None if it has none. Raises: UnknownKey."""
         require_known("role", name, self.experiments.roles)
         return self.suite.every_role.get(name)
 
@@ -101,15 +101,15 @@ class Context:
 
     @contextmanager
     def recorded(self, verb: str, key: str | None) -> Iterator[dict[str, Any]]:
-        """Write a stage's run record when the body succeeds, with what the body adds to it.
+        """Write a stage's run record if the body succeeds, with the entries that the body adds.
 
-        `earlier` of that: the seconds of parts that an interrupted run had finished.
+        The entry `earlier` is the seconds of the parts that an interrupted run had finished.
         """
-        start, more = time.perf_counter(), dict[str, Any]()
-        yield more
+        start, extra = time.perf_counter(), dict[str, Any]()
+        yield extra
         name = f"{verb}@{key}" if key else verb
-        seconds = time.perf_counter() - start + more.pop("earlier", 0.0)
-        record = run_record({name: seconds}, self.gpu, **more)
+        seconds = time.perf_counter() - start + extra.pop("earlier", 0.0)
+        record = run_record({name: seconds}, self.gpu, **extra)
         write_json(self.outputs / "run" / f"{name.replace('@', '-')}.json", record)
 
 
@@ -121,26 +121,26 @@ class Setup:
     role: str
     pool: Pool
     only: tuple[str, ...] = ()  # some of its tasks
-    made: Path | None = None  # a folder for models made from those
-    change: Callable[[str, Any], Any] | None = None  # of a task's samples when they are read
+    models_folder: Path | None = None  # for models made from those tasks
+    change: Callable[[str, Any], Any] | None = None  # changes a task's samples on reading
 
     @property
     def key(self) -> str:
         return f"{self.role}-{self.pool}"
 
     @property
-    def known(self) -> bool:
+    def in_suite(self) -> bool:
         """Return whether the suite has a model for the role, and the pool. Raises: UnknownKey."""
         role = self.context.role(self.role)
-        keys = [f"{one}-{size}" for one, size in self.context.experiments.prepared]
+        keys = [f"{name}-{pool}" for name, pool in self.context.experiments.prepared]
         require_known("merge", self.key, keys)
         return role is not None and self.pool in self.context.suite.pools_of(self.role)
 
     @property
-    def plays(self) -> bool:
-        """Return whether the suite has them and a model in a package was fetched. Raises: UnknownKey."""
+    def available(self) -> bool:
+        """Return whether it is in the suite, and a packaged model fetched. Raises: UnknownKey."""
         packaged = isinstance(self.context.role(self.role), SentenceRole | ChatRole)
-        return self.known and (not packaged or self.base.is_dir())
+        return self.in_suite and (not packaged or self.base.is_dir())
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -163,8 +163,7 @@ class Setup:
     @property
     def texts(self) -> Path:
         """Return the folder of the texts of language models."""
-        own = self.prepared if self.pool == CHAT_POOL else self.context.outputs
-        return own / "texts"
+        return (self.prepared if self.pool == CHAT_POOL else self.context.outputs) / "texts"
 
     @property
     def prepared(self) -> Path:
@@ -191,19 +190,19 @@ class Setup:
         return {task: self.expert(task) for task in self.tasks}
 
     def expert(self, task: str) -> Path:
-        home = f"{self.role}-{self.home(task)}"
-        return self.context.outputs / "prepared" / home / "experts" / task
+        key = f"{self.role}-{self.smallest_pool(task)}"
+        return self.context.outputs / "prepared" / key / "experts" / task
 
-    def home(self, task: str) -> Pool:
+    def smallest_pool(self, task: str) -> Pool:
         """Return the smallest pool of the role that has the task, so that no expert is made twice."""
         pools = self.context.suite.pools_of(self.role)
-        made = (pool for role, pool in self.context.experiments.prepared if role == self.role)
-        return min(pool for pool in made if task in pools.get(pool, ()))
+        pools_made = (pool for role, pool in self.context.experiments.prepared if role == self.role)
+        return min(pool for pool in pools_made if task in pools.get(pool, ()))
 
     def folder(self, kind: str, *parts: str) -> Path:
-        """Return a folder of its outputs of one kind, such as `merged`."""
-        own = self.made / kind if self.made else self.context.outputs / kind / self.key
-        return own.joinpath(*parts)
+        """Return the folder of one kind of outputs, such as `merged`."""
+        parts = (kind, *parts) if self.models_folder else (kind, self.key, *parts)
+        return (self.models_folder or self.context.outputs).joinpath(*parts)
 
     def merged(self, upstream: str) -> Path:
         return self.folder("merged", upstream)
@@ -217,11 +216,11 @@ class Setup:
     def load(self, folder: Path, dtype: Any = None) -> Any:
         from featcal.models.load import load_as_calibrated
 
-        more = {"dtype": dtype} if dtype else {}
-        return load_as_calibrated(folder, **more).to(self.context.device)
+        options = {"dtype": dtype} if dtype else {}
+        return load_as_calibrated(folder, **options).to(self.context.device)
 
     @property
-    def words(self) -> dict[str, Any]:
+    def row_keys(self) -> dict[str, Any]:
         return {"suite": self.context.suite.name, "role": self.role, "pool": self.pool}
 
 
@@ -242,8 +241,8 @@ def load_context(root: Path | None = None) -> Context:
     expected = f"is not among the pools of suites/{name}.yaml; write `{name}: null` to leave this merger out"
     for run in experiments.merge.values():
         if run.role in roles and run.options is not None and run.pool != HEADLINE_POOL:
-            place = f"merge.{run.key}.{run.upstream}.{name}"
-            require(run.pool in suite.pools_of(run.role), place, run.pool, expected)
+            location = f"merge.{run.key}.{run.upstream}.{name}"
+            require(run.pool in suite.pools_of(run.role), location, run.pool, expected)
     return Context(root, experiments, suite)
 
 
@@ -257,38 +256,38 @@ def _with_tasks(
 ) -> tuple[Experiments, Suite]:
     """Remove all other tasks from pools that have some of `tasks`. Raises: UnknownKey.
 
-    Of nested pools a larger one keeps what a smaller one without any of `tasks` holds.
+    A larger nested pool keeps the tasks of a smaller one that has none of `tasks`.
     """
-    pools = [suite.pools_of(role) for role in suite.every_role]
-    known = {task for own in pools for names in own.values() for task in names}
+    all_pools = [suite.pools_of(role) for role in suite.every_role]
+    known = {task for pools in all_pools for names in pools.values() for task in names}
     for task in tasks:
         require_known("tasks", task, known)
 
-    def left(pools: Mapping[T, tuple[str, ...]]) -> dict[T, tuple[str, ...]]:
-        kept, found = {*tasks}, {}
+    def remaining(pools: Mapping[T, tuple[str, ...]]) -> dict[T, tuple[str, ...]]:
+        kept, reduced = {*tasks}, {}
         for pool, names in pools.items():
             kept |= set() if set(tasks) & set(names) else set(names)
-            found[pool] = tuple(task for task in names if task in kept)
-        return found
+            reduced[pool] = tuple(task for task in names if task in kept)
+        return reduced
 
-    changes: dict[str, Any] = {"chat": suite.chat.but(tasks=left({"": suite.chat.tasks})[""])}
+    changes: dict[str, Any] = {"chat": suite.chat.but(tasks=remaining({"": suite.chat.tasks})[""])}
     for name in ("sentences", "photos", "language"):
         group = getattr(suite, name)
-        changes[name] = group.but(pools=left(group.pools))
-    images = left(suite.pools)
+        changes[name] = group.but(pools=remaining(group.pools))
+    images = remaining(suite.pools)
     steps = {t: n for t, n in suite.expert_steps.items() if t in max(images.values(), key=len)}
     suite = suite.but(pools=images, expert_steps=steps, **changes)
     measure = dict(experiments.measure)
     for key, run in measure.items():
         if run is not None and run.role in suite.every_role:
-            own = suite.tasks_of(run.role, run.pool)
-            measure[key] = run if run.task in own else run.but(task=own[0])
+            role_tasks = suite.tasks_of(run.role, run.pool)
+            measure[key] = run if run.task in role_tasks else run.but(task=role_tasks[0])
     return replace(experiments, measure=measure), suite
 
 
-def pick(place: str, entries: Mapping[str, T], key: str) -> T:
+def pick(location: str, entries: Mapping[str, T], key: str) -> T:
     """Return the entry of that name. Raises: UnknownKey with the nearest one."""
-    require_known(place, key, entries)
+    require_known(location, key, entries)
     return entries[key]
 
 

@@ -1,4 +1,4 @@
-"""Make models and adapters: the stages `merge`, `calibrate` and `adapt`, and what studies make."""
+"""Make models and adapters, for the stages `merge`, `calibrate` and `adapt` and for studies."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ DamagedDraw = tuple[SampleDraw, str]  # samples of every task, and their damage
 
 
 def make(label: str, setup: Setup, models: Sequence[ModelSpec]) -> None:
-    """Make merged models, then what is calibrated from them, then adapters."""
+    """Make merged models, then calibrated ones, then adapters."""
     merge_all(label, setup, models)
     calibrate_all(label, setup, models)
     adapt_all(label, setup, models)
@@ -28,7 +28,7 @@ def run_merge(key: str) -> None:
     """Write outputs/<suite>/merged/<role>-<pool>/<merger>/ of every merger."""
     setup = load_setup(key)
     with setup.context.recorded("merge", key):
-        models = list(merged(setup)) if setup.plays else []
+        models = list(merged(setup)) if setup.available else []
         rmtree(setup.folder("merged"), ignore_errors=True)
         merge_all(key, setup, models)
         if not models:
@@ -37,35 +37,35 @@ def run_merge(key: str) -> None:
 
 def merge_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
     """Make the merged models, first those that look at samples, since they take longest."""
-    chosen = sorted((m for m in models if m.method == "merged"), key=lambda m: m.draw is None)
-    setup.context.run(f"{label} merge", merge, {m.name: (setup, m) for m in chosen})
+    mergers = sorted((m for m in models if m.method == "merged"), key=lambda m: m.draw is None)
+    setup.context.run(f"{label} merge", merge, {m.name: (setup, m) for m in mergers})
 
 
 def merge(setup: Setup, model: ModelSpec) -> None:
     import featcal
     from featcal.merging.registry import method_named
 
-    run, more = model.settings, {"device": setup.context.device, "out": model.folder}
+    run, arguments = model.settings, {"device": setup.context.device, "out": model.folder}
     if model.draw is not None:
-        more["batches"] = streams(setup, model.draw)
-        more["head"] = setup.heads if "head" in method_named(run.method).needs else None
-        more["n_jobs"] = setup.context.suite.workers or 1  # adamerging takes as long as all others
-        more["progress"] = lambda line: console.print(f"  {line}", soft_wrap=True)
-    featcal.merge(run.method, setup.base, setup.experts, **more, **(run.options or {}))
+        arguments["batches"] = streams(setup, model.draw)
+        arguments["head"] = setup.heads if "head" in method_named(run.method).needs else None
+        arguments["n_jobs"] = setup.context.suite.workers or 1  # adamerging takes longest
+        arguments["progress"] = lambda line: console.print(f"  {line}", soft_wrap=True)
+    featcal.merge(run.method, setup.base, setup.experts, **arguments, **(run.options or {}))
 
 
 def run_calibrate(key: str) -> None:
-    """Write <merger>-<setting>/seed<NN>/ of a role and pool; of language models also anchor/."""
+    """Write <merger>-<setting>/seed<NN>/ of a role and pool; for language models also anchor/."""
     setup = load_setup(key)
     with setup.context.recorded("calibrate", key) as record:
-        models = [*(anchors(setup) if setup.of_texts else ()), *calibrated(setup)]
-        with replacing(setup, "calibrate", "calibrated", models) as made:
-            seconds = calibrate_all(key, setup, made)
+        planned = [*(anchors(setup) if setup.of_texts else ()), *calibrated(setup)]
+        with replacing(setup, "calibrate", "calibrated", planned) as models:
+            seconds = calibrate_all(key, setup, models)
         record["cost"] = cost = dict[str, dict[str, Any]]()
-        for model in (model for model in made if model.method == "featcal"):
+        for model in (model for model in models if model.method == "featcal"):
             run = model.name.partition("/")[0]  # its key in params.yaml
-            own = cost.setdefault(f"calibrate@{run}", {})
-            own[f"seed {model.seed}"] = {"seconds": round(seconds[model.name], 3)}
+            by_seed = cost.setdefault(f"calibrate@{run}", {})
+            by_seed[f"seed {model.seed}"] = {"seconds": round(seconds[model.name], 3)}
 
 
 def calibrate_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> dict[str, float]:
@@ -83,12 +83,12 @@ def calibrate(label: str, setup: Setup, model: ModelSpec) -> float:
         return 0.0
     context, name = setup.context, f"{label} {model.name}"
     work = context.unfinished(f"calibrate-{name}".replace(" ", "-").replace("/", "-"))
-    given: dict[str, Any] = {"base": setup.base, "experts": setup.experts, "work": work}
-    given["batches"] = streams(setup, model.draw, model.reading, model.damage)
-    given |= {"settings": model.settings, "plan": plan_of(setup, model.reading)}
-    given |= {"device": context.device, "progress": partial(report_progress, name)}
+    arguments: dict[str, Any] = {"base": setup.base, "experts": setup.experts, "work": work}
+    arguments["batches"] = streams(setup, model.draw, model.reading, model.damage)
+    arguments |= {"settings": model.settings, "plan": plan_of(setup, model.reading)}
+    arguments |= {"device": context.device, "progress": partial(report_progress, name)}
     start = perf_counter()
-    featcal.calibrate(setup.merged(model.upstream), **given, out=model.folder)
+    featcal.calibrate(setup.merged(model.upstream), **arguments, out=model.folder)
     return perf_counter() - start
 
 
@@ -112,23 +112,23 @@ def run_adapt(key: str) -> None:
 
 
 def adapt_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
-    wanted = [model for model in models if model.corrects]
-    if not wanted:
+    adapters = [model for model in models if model.corrects]
+    if not adapters:
         return
-    context, seen = setup.context, dict[DamagedDraw, dict[str, None]]()  # merged models by samples
-    for model in filter(_once, wanted):
-        seen.setdefault((model.draw, model.damage), {})[model.upstream] = None
+    context, draws = setup.context, dict[DamagedDraw, dict[str, None]]()  # merged models by samples
+    for model in filter(_encodes_once, adapters):
+        draws.setdefault((model.draw, model.damage), {})[model.upstream] = None
     # longest first
-    wanted.sort(key=lambda m: (-getattr(m.settings, "steps", 0), m.method == "surgery"))
+    adapters.sort(key=lambda m: (-getattr(m.settings, "steps", 0), m.method == "surgery"))
     with context.scratch("adapt") as folder:
-        parts = min(context.suite.workers or 1, len(setup.tasks)) if seen else 0
-        shared = [setup.tasks[number::parts] for number in range(parts)]
-        jobs = {", ".join(tasks): (setup, tasks, seen, folder) for tasks in shared}
+        count = min(context.suite.workers or 1, len(setup.tasks)) if draws else 0
+        shared = [setup.tasks[number::count] for number in range(count)]
+        jobs = {", ".join(tasks): (setup, tasks, draws, folder) for tasks in shared}
         context.run(f"{label} encode", _encode, jobs)
-        context.run(f"{label} adapt", _train, {m.name: (setup, m, folder) for m in wanted})
+        context.run(f"{label} adapt", _train, {m.name: (setup, m, folder) for m in adapters})
 
 
-def _once(model: ModelSpec) -> bool:
+def _encodes_once(model: ModelSpec) -> bool:
     """Return whether the frozen models see a sample once; a mean shift has no steps."""
     return bool(getattr(model.settings, "encode", "once") == "once")
 
@@ -139,7 +139,7 @@ def _features(folder: Path, upstream: str, draw: SampleDraw, damage: str, task: 
 
 
 def _encode(
-    setup: Setup, tasks: Sequence[str], seen: dict[DamagedDraw, dict[str, None]], folder: Path
+    setup: Setup, tasks: Sequence[str], draws: dict[DamagedDraw, dict[str, None]], folder: Path
 ) -> None:
     """Write features of every draw by the merged models that see it and by the task's expert."""
     from safetensors.torch import save_file
@@ -147,21 +147,21 @@ def _encode(
     from featcal.baselines.training import as_module, pairs_of_several
 
     device, head = setup.context.device, setup.projection()
-    names = dict.fromkeys(name for upstreams in seen.values() for name in upstreams)
+    names = dict.fromkeys(name for upstreams in draws.values() for name in upstreams)
     merged = {name: as_module(setup.merged(name), device) for name in names}
     for task in tasks:
         expert = as_module(setup.expert(task), device)
-        for (draw, damage), upstreams in seen.items():
+        for (draw, damage), upstreams in draws.items():
             batches = stream(setup, task, draw, damage=damage)
-            own = {name: merged[name] for name in upstreams}
-            for name, pair in pairs_of_several(task, own, expert, batches, head).items():
+            models = {name: merged[name] for name in upstreams}
+            for name, pair in pairs_of_several(task, models, expert, batches, head).items():
                 path = _features(folder, name, draw, damage, task)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_file({n: tensor.contiguous() for n, tensor in vars(pair).items()}, path)
 
 
 def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
-    """Train the adapters of all tasks; as published, frozen models run anew for every batch."""
+    """Train the adapters of all tasks; as published, the frozen models run for every batch."""
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Pair
@@ -169,16 +169,16 @@ def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
 
     draw, device, upstream = model.draw, setup.context.device, model.upstream
     progress = None if setup.context.suite.workers else partial(report_progress, model.name)
-    if _once(model):
+    if _encodes_once(model):
         files = {t: _features(folder, upstream, draw, model.damage, t) for t in sorted(setup.tasks)}
         pairs = {}
         for task, file in files.items():
-            own = load_file(file)  # its sizes are read on the CPU
-            pairs[task] = Pair(own["merged"].to(device), own["expert"].to(device), own["sizes"])
+            pair = load_file(file)  # its sizes are read on the CPU
+            pairs[task] = Pair(pair["merged"].to(device), pair["expert"].to(device), pair["sizes"])
         adapters = model.settings.fit(pairs, draw.seed, progress)
     else:
         batches = streams(setup, draw, damage=model.damage)
-        given = (batches, setup.projection(), draw.seed, device, progress)
+        arguments = (batches, setup.projection(), draw.seed, device, progress)
         merged = setup.merged(upstream)
-        adapters = adapters_for(model.settings, merged, setup.experts, *given)
+        adapters = adapters_for(model.settings, merged, setup.experts, *arguments)
     adapters.save(model.folder)

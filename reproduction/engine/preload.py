@@ -1,4 +1,4 @@
-"""What Python's fork server imports once, so that every worker starts with it.
+"""Imports that Python's fork server makes once, so that every worker starts with them.
 
 Collecting garbage among half a million new objects would take a seventh of the time; frozen ones
 are never looked at again, so workers share their memory.

@@ -47,8 +47,8 @@ class SampleStream:
         return Numbered(self.samples, order)
 
     def __iter__(self) -> "Iterator[Batch]":
-        found: Iterator[Batch] = self.samples.batches(self.by_number().order, self.size)
-        return found
+        batches: Iterator[Batch] = self.samples.batches(self.by_number().order, self.size)
+        return batches
 
 
 def load_split(setup: Setup, task: str, split: str) -> Any:
@@ -73,8 +73,8 @@ def stream(
         from reproduction.prepare.texts import text_batches
 
         count = 10**9 if draw.samples is None else draw.samples
-        given = (count, draw.seed, draw.batch, reading or Reading())
-        return text_batches(setup.base, setup.texts, task, *given)
+        arguments = (count, draw.seed, draw.batch, reading or Reading())
+        return text_batches(setup.base, setup.texts, task, *arguments)
     import numpy as np
 
     from featcal.data.batches import draw_indices
@@ -84,18 +84,18 @@ def stream(
     if draw.samples is None:
         order = np.random.default_rng([draw.seed, crc32(task.encode()), crc32(b"stream")])
         return SampleStream(samples, draw.batch, order)
-    drawn = draw_indices(task, len(samples.labels), draw.samples, draw.seed)
-    return SampleStream(samples.take(drawn), draw.batch)
+    indices = draw_indices(task, len(samples.labels), draw.samples, draw.seed)
+    return SampleStream(samples.take(indices), draw.batch)
 
 
 def damaged(samples: Any, task: str, damage: str, seed: int) -> Any:
     """Return images under a corruption, or texts under a damage whose strength ends its name."""
-    from reproduction.prepare import damage as made
+    from reproduction.prepare import damage as corruptions
 
     name, _, strength = damage.partition("-")
     if strength:
-        return made.damaged(samples, task, name, int(strength), seed)
-    return made.corrupted(samples, task, name, seed)
+        return corruptions.damaged(samples, task, name, int(strength), seed)
+    return corruptions.corrupted(samples, task, name, seed)
 
 
 def plan_of(setup: Setup, reading: Reading | None) -> Any:
@@ -107,19 +107,19 @@ def plan_of(setup: Setup, reading: Reading | None) -> Any:
     return plan_of_reading(setup.base, reading)
 
 
-def at_most(most: int | None, task: str, count: int, seed: int) -> "np.ndarray[Any, Any]":
-    """Return a draw of so many of `count` samples, or of all where there are no more."""
+def draw_at_most(limit: int | None, task: str, count: int, seed: int) -> "np.ndarray[Any, Any]":
+    """Return a draw of at most `limit` of `count` samples; of all without a limit."""
     from featcal.data.batches import draw_indices
 
-    return draw_indices(task, count, min(most or count, count), seed)
+    return draw_indices(task, count, min(limit or count, count), seed)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which samples of an encoder's tasks are scored. most, seed: a draw of some, in their order."""
+    """Samples of an encoder's tasks that are scored. limit, seed: draw some, in their order."""
 
     split: str = "test"
-    most: int | None = None
+    limit: int | None = None
     seed: int = 0
 
     def read(self, setup: Setup, task: str) -> Any:
@@ -127,9 +127,9 @@ class Selection:
         from featcal.data.images import ImageSet
 
         samples = load_split(setup, task, self.split)
-        if self.most is not None:
-            drawn = at_most(self.most, task, len(samples.labels), self.seed)
-            samples = samples.take(sorted(drawn.tolist()))
+        if self.limit is not None:
+            indices = draw_at_most(self.limit, task, len(samples.labels), self.seed)
+            samples = samples.take(sorted(indices.tolist()))
         on_device = isinstance(samples, ImageSet)
         return replace(samples, device=setup.context.device) if on_device else samples
 
@@ -142,8 +142,8 @@ def seen_rows(
     tests = dict.fromkeys((d.stream, d.samples, d.seed) for d in draws if d.split == "test")
     rows = []
     for (stream, samples, seed), (task, count) in product(tests, counts.items()):
-        shown = set(at_most(samples, task, count, seed).tolist())
-        seen = packed(i in shown for i in range(count))
-        words = {"task": task, "stream": stream, "samples": samples, "seed": seed}
-        rows.append(setup.words | words | {"count": count, "seen": seen})
+        indices = set(draw_at_most(samples, task, count, seed).tolist())
+        flags = packed(i in indices for i in range(count))
+        columns = {"task": task, "stream": stream, "samples": samples, "seed": seed}
+        rows.append(setup.row_keys | columns | {"count": count, "seen": flags})
     return rows

@@ -46,7 +46,7 @@ class ModelSpec:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def words(self) -> dict[str, Any]:
+    def row_keys(self) -> dict[str, Any]:
         """Return the columns that name the model in its rows."""
         names = ("upstream", "method", "setting", "seed")
         return {name: getattr(self, name) for name in names} | dict(self.columns)
@@ -57,8 +57,8 @@ class ModelSpec:
 
 def specs(setup: Setup) -> list[ModelSpec]:
     """Return every model of params.yaml that is scored, in the order of the results file."""
-    made = (*references(setup), *merged(setup), *calibrated(setup), *adapted(setup))
-    return [*made, *(anchors(setup) if setup.of_texts else ())]
+    models = (*references(setup), *merged(setup), *calibrated(setup), *adapted(setup))
+    return [*models, *(anchors(setup) if setup.of_texts else ())]
 
 
 def references(setup: Setup) -> Iterator[ModelSpec]:
@@ -82,23 +82,23 @@ def merged(setup: Setup) -> Iterator[ModelSpec]:
 
 def calibrated(setup: Setup) -> Iterator[ModelSpec]:
     runs = setup.context.experiments.calibrated_in(setup.role, setup.pool)
-    for (key, run), seed in ((one, seed) for one in runs.items() for seed in one[1].seeds):
+    for key, run, seed in ((k, r, seed) for k, r in runs.items() for seed in r.seeds):
         folder = setup.folder("calibrated", f"{run.upstream}-{run.setting}", f"seed{seed}")
         draw = SampleDraw(stream="train", samples=run.samples, batch=run.batch, seed=seed)
-        words = ("featcal", run.upstream, run.setting, seed, run.calibration, draw, run.reading)
-        yield ModelSpec(f"{key}/{seed}", folder, *words)
+        arguments = ("featcal", run.upstream, run.setting, seed, run.calibration, draw, run.reading)
+        yield ModelSpec(f"{key}/{seed}", folder, *arguments)
 
 
 def adapted(setup: Setup) -> Iterator[ModelSpec]:
     runs = setup.context.experiments.adapted_in(setup.role, setup.pool)
     for key, run in runs.items():
         out = setup.folder("adapted", f"{run.upstream}-{run.method}")
-        for setting, chosen in run.settings.items():
-            for seed in chosen.seeds:
-                words = (run.method, run.upstream, setting, seed, chosen.training)
-                name, draw = f"{key}/{setting}/{seed}", chosen.draw.but(seed=seed)
+        for setting, entry in run.settings.items():
+            for seed in entry.seeds:
+                arguments = (run.method, run.upstream, setting, seed, entry.training)
+                name, draw = f"{key}/{setting}/{seed}", entry.draw.but(seed=seed)
                 folder = out / setting / f"seed{seed}"
-                yield ModelSpec(name, folder, *words, draw, corrects=run.merged)
+                yield ModelSpec(name, folder, *arguments, draw, corrects=run.merged)
 
 
 def anchors(setup: Setup) -> Iterator[ModelSpec]:
@@ -107,8 +107,8 @@ def anchors(setup: Setup) -> Iterator[ModelSpec]:
     for key, run in runs.items():
         if run.setting != "paper_8b":  # has the ρ of `paper`, and so its anchor
             folder = setup.folder("calibrated", f"{run.upstream}-{run.setting}", ANCHOR)
-            words, factor = (ANCHOR, run.upstream, run.setting), run.calibration.anchor_blend
-            yield ModelSpec(f"{key}/{ANCHOR}", folder, *words, settings=factor)
+            arguments, factor = (ANCHOR, run.upstream, run.setting), run.calibration.anchor_blend
+            yield ModelSpec(f"{key}/{ANCHOR}", folder, *arguments, settings=factor)
 
 
 @contextmanager
@@ -116,13 +116,13 @@ def replacing(
     setup: Setup, verb: str, kind: str, models: Iterable[ModelSpec]
 ) -> Iterator[list[ModelSpec]]:
     """Yield models with hidden folders, which replace those of the kind once all are made."""
-    out, chosen = setup.folder(kind), list(models) if setup.plays else []
-    if not chosen:
+    out, planned = setup.folder(kind), list(models) if setup.available else []
+    if not planned:
         yield []
         setup.context.not_run(f"{verb} {setup.key}", out)
         return
     with atomic_folder(out) as hidden:
-        yield [m.but(folder=hidden / m.folder.relative_to(out)) for m in chosen if m.folder]
+        yield [m.but(folder=hidden / m.folder.relative_to(out)) for m in planned if m.folder]
 
 
 def merged_model(setup: Setup, upstream: str) -> ModelSpec:
@@ -130,59 +130,59 @@ def merged_model(setup: Setup, upstream: str) -> ModelSpec:
     return ModelSpec("merged", setup.merged(upstream), "merged", upstream)
 
 
-def featcal_at(study: Any, folder: Path, name: str, settings: Any, **more: Any) -> ModelSpec:
-    """Return FeatCal at some settings. more: what replaces the study's own parts."""
+def featcal_at(study: Any, folder: Path, name: str, settings: Any, **changes: Any) -> ModelSpec:
+    """Return FeatCal at some settings. changes: replace the study's own values."""
     names = ("upstream", "setting", "seed")
-    own = {n: more.pop(n) if n in more else getattr(study, n) for n in names}
-    own |= {"draw": more.pop("draw", None) or study.drawn(), **more}
-    return ModelSpec(name, folder / name, "featcal", settings=settings, **own)
+    fields = {n: changes.pop(n) if n in changes else getattr(study, n) for n in names}
+    fields |= {"draw": changes.pop("draw", None) or study.featcal_draw(), **changes}
+    return ModelSpec(name, folder / name, "featcal", settings=settings, **fields)
 
 
-def compared_model(study: Any, folder: Path, method: str, **more: Any) -> ModelSpec:
+def compared_model(study: Any, folder: Path, method: str, **changes: Any) -> ModelSpec:
     """Return FeatCal or adapters as a study compares them, in a folder of their own below `folder`.
 
-    stream: of adapters that see other samples.   more: what replaces the study's own parts.
+    stream: of adapters that see other samples.   changes: replace the study's own values.
     """
     names = ("upstream", "samples", "seed")
-    upstream, samples, seed = (more.pop(n) if n in more else getattr(study, n) for n in names)
-    comparison, stream = study.comparison, more.pop("stream", "")
-    own = {"setting": comparison.setting + ("_train" if stream == "train" else "")}
-    own |= {"settings": getattr(comparison, method, None) or ADAPTERS[method]()}
-    own |= {"corrects": "" if method == "featcal" else "merged"}
-    own |= {"draw": comparison.draw(method, samples, seed, stream), **more}
-    parts = (upstream, method, own["setting"], samples, seed, own.get("damage"))
+    upstream, samples, seed = (changes.pop(n) if n in changes else getattr(study, n) for n in names)
+    comparison, stream = study.comparison, changes.pop("stream", "")
+    fields = {"setting": comparison.setting + ("_train" if stream == "train" else "")}
+    fields |= {"settings": getattr(comparison, method, None) or ADAPTERS[method]()}
+    fields |= {"corrects": "" if method == "featcal" else "merged"}
+    fields |= {"draw": comparison.draw(method, samples, seed, stream), **changes}
+    parts = (upstream, method, fields["setting"], samples, seed, fields.get("damage"))
     name = "-".join(str(part) for part in parts if part)
-    return ModelSpec(name, folder / name, method, upstream, seed=seed, **own)
+    return ModelSpec(name, folder / name, method, upstream, seed=seed, **fields)
 
 
 def compared_models(
-    study: Any, folder: Path, *methods: str, streams: Iterable[str] = ("",), **more: Any
+    study: Any, folder: Path, *methods: str, streams: Iterable[str] = ("",), **changes: Any
 ) -> list[ModelSpec]:
-    """Return adapters by their methods, on each stream ("": the study's); FeatCal at its settings.
+    """Return adapters by their methods, on each stream ("": the study's), and FeatCal.
 
-    Those are the comparison's and, where the study has them, the paper's.
+    FeatCal's settings are the comparison's and, if the study has them, the paper's.
     """
     papers = getattr(study, "paper", None) or getattr(study, "at_papers", None)
-    main, found = study.comparison, []
+    main, models = study.comparison, []
     settings = {main.setting: main.featcal} | ({"paper": papers} if papers else {})
     for stream, method in product(streams, methods):
         if method != "featcal":
-            found.append(compared_model(study, folder, method, stream=stream, **more))
+            models.append(compared_model(study, folder, method, stream=stream, **changes))
             continue
-        for setting, own in settings.items():
-            used = {"setting": setting, "settings": own, **more}
-            found.append(compared_model(study, folder, method, **used))
-    return found
+        for setting, calibration in settings.items():
+            at_setting = {"setting": setting, "settings": calibration, **changes}
+            models.append(compared_model(study, folder, method, **at_setting))
+    return models
 
 
 def main_models(study: Any, setup: Setup) -> list[ModelSpec]:
     """Return the references and a study's mergers, with FeatCal at both settings and adapters."""
     mergers = [model for model in merged(setup) if model.upstream in study.upstreams]
-    found = [model for model in references(setup) if model.method != "multitask"] + mergers
+    models = [model for model in references(setup) if model.method != "multitask"] + mergers
     folder = setup.folder("studied")
     for model in mergers:
-        found += compared_models(study, folder, "featcal", upstream=model.upstream)
+        models += compared_models(study, folder, "featcal", upstream=model.upstream)
     for model in mergers:
-        own = {"upstream": model.upstream, "corrects": model.name}
-        found += compared_models(study, folder, *TRAINED_ADAPTERS, **own)
-    return found
+        shared = {"upstream": model.upstream, "corrects": model.name}
+        models += compared_models(study, folder, *TRAINED_ADAPTERS, **shared)
+    return models

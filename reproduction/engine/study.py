@@ -34,25 +34,25 @@ class StudyResult:
 def run_study(name: str, key: str) -> None:
     """Write outputs/<suite>/<name>/<key>/: tables and settings, without rows if it is not run."""
     context, kind = load_context(), studies()[name]
-    study, found, facts = pick(name, context.experiments.studies[name], key), StudyResult(), {}
+    study, result, facts = pick(name, context.experiments.studies[name], key), StudyResult(), {}
     if study is not None and study.device:
         context = replace(context, suite=context.suite.but(device=study.device))
     setup = Setup(context, *role_and_pool(key))
     with context.recorded(name, key) as record, atomic_folder(setup.folder(name)) as folder:
-        if study is None or not (setup.plays if kind.from_prepared else setup.known):
+        if study is None or not (setup.available if kind.from_prepared else setup.in_suite):
             console.print(f"{name} {key}: not run in suite {context.suite.name}")
         else:
             with context.scratch(name) as models:
-                found = study.run(setup, models)
-            facts = {"study": study.model_dump(exclude={"device"}), **found.facts}
-        record |= found.record
+                result = study.run(setup, models)
+            facts = {"study": study.model_dump(exclude={"device"}), **result.facts}
+        record |= result.record
         if kind.scores:
-            write_scores(folder / f"{name}.csv", found.scores, kind.scores)
+            write_scores(folder / f"{name}.csv", result.scores, kind.scores)
         for table, columns in kind.tables.items():
-            write_rows(folder / f"{table}.csv", found.tables.get(table, ()), columns)
+            write_rows(folder / f"{table}.csv", result.tables.get(table, ()), columns)
         if kind.described:
             write_json(folder / f"{name}.settings.json", facts)
-        kind.finish(folder, found)
+        kind.finish(folder, result)
 
 
 def make_and_score(setup: Setup, label: str, models: Sequence[ModelSpec], **more: Any) -> list[Row]:
@@ -65,18 +65,18 @@ def rows_of(
     setup: Setup,
     label: str,
     models: Sequence[ModelSpec],
-    others: Sequence[ModelSpec] = (),
+    corrected: Sequence[ModelSpec] = (),
     evaluate: Evaluate | None = None,
 ) -> list[Row]:
-    """Return the rows of models. others: those that adapters correct.   evaluate: as of `score`."""
-    scores = score(f"{label} score", setup, [*others, *models], evaluate)
+    """Return the rows of models. corrected: models with adapters.   evaluate: as of `score`."""
+    scores = score(f"{label} score", setup, [*corrected, *models], evaluate)
     return [row for model in models for row in scores[model.name]]
 
 
-def compared(
+def score_parts(
     label: str,
     setup: Setup,
-    aside: Path,
+    folder: Path,
     parts: Mapping[str, Path],
     models: Callable[[Setup], Iterable[ModelSpec]],
     columns: Mapping[str, Any] | None = None,
@@ -84,12 +84,12 @@ def compared(
 ) -> list[Row]:
     """Make models from these parts of the role, and return their rows with more columns.
 
-    aside: folder of the models, and of the parts that lie there; it is deleted at the end.
+    folder: of the models, and of the parts in it; deleted at the end.
     """
-    here = replace(setup, context=replace(setup.context, aside=aside))
-    here.prepared.mkdir(parents=True)
+    replaced = replace(setup, context=replace(setup.context, outputs_folder=folder))
+    replaced.prepared.mkdir(parents=True)
     for name, target in parts.items():
-        (here.prepared / name).symlink_to(target)
-    rows = make_and_score(here, label, list(models(here)), evaluate=evaluate)
-    rmtree(aside)
+        (replaced.prepared / name).symlink_to(target)
+    rows = make_and_score(replaced, label, list(models(replaced)), evaluate=evaluate)
+    rmtree(folder)
     return [row | dict(columns or {}) for row in rows]

@@ -90,7 +90,7 @@ def fan_out(
     start = (_context(), _start_worker, (threads, fresh))
     pool = ProcessPoolExecutor(size, *start, max_tasks_per_child=tasks)
     try:
-        futures = {pool.submit(function, *given): name for name, given in jobs.items()}
+        futures = {pool.submit(function, *arguments): name for name, arguments in jobs.items()}
         for done, future in enumerate(as_completed(futures), start=1):
             result = future.result()
             console.print(f"{label} {done}/{len(jobs)}  {futures[future]}")

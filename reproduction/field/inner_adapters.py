@@ -67,8 +67,8 @@ class InnerAdapters:
         """Correct the last features (…, d) of a forward inside `inside`, where the method does."""
         if FEATURE not in self.weights[task]:
             return features
-        own = {name: weight.to(features) for name, weight in self.weights[task][FEATURE].items()}
-        return features - correction(self.method, own, features)
+        adapter = {n: weight.to(features) for n, weight in self.weights[task][FEATURE].items()}
+        return features - correction(self.method, adapter, features)
 
     def inside(self, model: nn.Module, task: str) -> AbstractContextManager[None]:
         """Run the model with the task's adapters in it."""
@@ -79,8 +79,8 @@ class InnerAdapters:
         tensors = {
             f"{task}/{path}/{name}": weight.contiguous()
             for task, by_path in self.weights.items()
-            for path, named in by_path.items()
-            for name, weight in named.items()
+            for path, by_name in by_path.items()
+            for name, weight in by_name.items()
         }
         save_file(tensors, folder / FILE, metadata={"method": self.method})
 
@@ -99,8 +99,8 @@ def correction(method: str, weights: Weights, z: Tensor) -> Tensor:
     """Return the vectors that are subtracted from z (…, n, d)."""
     if method == SurgeryV2.name:
         return torch.relu(z @ weights["down"].mT) @ weights["up"].mT
-    wanted = z @ weights["source"].mT + weights["source_bias"]  # (…, n, r)
-    return (z @ weights["read"].mT + weights["read_bias"] - wanted) @ weights["read"]
+    target = z @ weights["source"].mT + weights["source_bias"]  # (…, n, r)
+    return (z @ weights["read"].mT + weights["read_bias"] - target) @ weights["read"]
 
 
 def first_weights(
@@ -116,9 +116,9 @@ def first_weights(
         shapes = {"source": (r, d), "read": (r, d), "source_bias": (1, r), "read_bias": (1, r)}
     weights = {}
     for name, shape in shapes.items():
-        drawn = torch.empty(shape).uniform_(-(d**-0.5), d**-0.5, generator=draws)
-        kept = torch.zeros(shape) if name == "up" else drawn
-        weights[name] = kept.to(like).requires_grad_()
+        values = torch.empty(shape).uniform_(-(d**-0.5), d**-0.5, generator=draws)
+        initial = torch.zeros(shape) if name == "up" else values
+        weights[name] = initial.to(like).requires_grad_()
     return weights
 
 
@@ -128,9 +128,9 @@ def corrected(model: nn.Module, method: str, weights: Mapping[str, Weights]) -> 
 
     def change(path: str, output: Any) -> Any:
         hidden = output if isinstance(output, Tensor) else output[0]
-        own = {name: weight.to(hidden) for name, weight in weights[path].items()}
+        adapter = {name: weight.to(hidden) for name, weight in weights[path].items()}
         z = hidden if method == SurgeryV2.name else hidden[:, :1]
-        result = z - correction(method, own, z)
+        result = z - correction(method, adapter, z)
         if z is not hidden:
             result = torch.cat([result, hidden[:, 1:]], dim=1)
         return result if isinstance(output, Tensor) else (result, *output[1:])
@@ -153,8 +153,8 @@ def inner_adapters(
     Raises: BadPlan for other models than encoders; BadSetting; BadBatches; Diverged.
     """
     model = as_module(merged, device).requires_grad_(False)
-    stack, *others = plan_for(model).stacks
-    if others or output_embeddings(model) is not None:
+    stack, *other_stacks = plan_for(model).stacks
+    if other_stacks or output_embeddings(model) is not None:
         problem = "is no encoder with one list of blocks, which these adapters need"
         raise BadPlan(type(model).__name__, problem)
     samples = {task: samples_of(task, batches[task]) for task in sorted(experts)}
@@ -164,18 +164,18 @@ def inner_adapters(
         first_batch = next(iter(samples.values())).batch([0])
         paths = adapted = attention_paths(model, stack, blocks, first_batch)
         compared = []
-    weights: dict[str, dict[str, Weights]] = {}
+    trained: dict[str, dict[str, Weights]] = {}
     losses: dict[str, list[float]] = {}
-    for task, drawn in samples.items():
+    for task, rows in samples.items():
         expert = as_module(experts[task], device)
         with evaluation_mode([model, expert]), exact_products():
-            first = features(model, drawn.batch([0]), head, paths)
-            own = {path: first_weights(settings, first[path], task, path, seed) for path in adapted}
-            losses[task] = train(settings, model, expert, task, drawn, head, own, compared, seed)
-        for path, named in own.items():
-            trained = {name: weight.detach().cpu() for name, weight in named.items()}
-            weights.setdefault(task, {})[path] = trained
-    return InnerAdapters(settings.name, weights, losses)
+            first = features(model, rows.batch([0]), head, paths)
+            weights = {p: first_weights(settings, first[p], task, p, seed) for p in adapted}
+            losses[task] = train(settings, model, expert, task, rows, head, weights, compared, seed)
+        for path, by_name in weights.items():
+            tensors = {name: weight.detach().cpu() for name, weight in by_name.items()}
+            trained.setdefault(task, {})[path] = tensors
+    return InnerAdapters(settings.name, trained, losses)
 
 
 def attention_paths(model: nn.Module, stack: Stack, paths: list[str], batch: Batch) -> list[str]:
@@ -223,20 +223,20 @@ def train(
     """Run Adam on one task's weights against the expert's features; return every step's loss."""
     with torch.no_grad(), naming(task, 0):  # the expert's features of every sample are kept
         parts = torch.arange(len(samples)).split(settings.batch)
-        kept = [features(expert, samples.batch(part.tolist()), head, compared) for part in parts]
-        targets = {path: torch.cat([part[path] for part in kept]) for path in kept[0]}
-    each = [w for named in weights.values() for w in named.values()]
-    optimiser, losses = torch.optim.Adam(each, lr=settings.lr), list[float]()
+        goals = [features(expert, samples.batch(part.tolist()), head, compared) for part in parts]
+        targets = {path: torch.cat([part[path] for part in goals]) for path in goals[0]}
+    parameters = [w for by_name in weights.values() for w in by_name.values()]
+    optimiser, losses = torch.optim.Adam(parameters, lr=settings.lr), list[float]()
     order = batch_order(task, len(samples), settings, seed)
-    for number, chosen in enumerate(islice(order, settings.steps)):
-        batch = samples.batch(chosen.tolist())
+    for number, indices in enumerate(islice(order, settings.steps)):
+        batch = samples.batch(indices.tolist())
         with naming(task, number), corrected(model, settings.name, weights):
-            ours = features(model, batch, head, compared)
+            outputs = features(model, batch, head, compared)
         if FEATURE in weights:
-            last = ours[FEATURE]
-            ours[FEATURE] = last - correction(settings.name, weights[FEATURE], last)
-        wanted = ((ours[path], rows[chosen.to(rows.device)]) for path, rows in targets.items())
-        differences = [(own - rows.to(own)).abs().mean() for own, rows in wanted]
+            last = outputs[FEATURE]
+            outputs[FEATURE] = last - correction(settings.name, weights[FEATURE], last)
+        pairs = ((outputs[path], rows[indices.to(rows.device)]) for path, rows in targets.items())
+        differences = [(output - rows.to(output)).abs().mean() for output, rows in pairs]
         loss = torch.stack(differences).sum()
         losses.append(float(loss.detach()))
         if not torch.isfinite(loss):

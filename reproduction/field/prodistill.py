@@ -62,12 +62,12 @@ def prodistill(
                 with models.base.block(path) as base_block:
                     start = {n: p.double() for n, p in base_block.named_parameters()}
                 for task, teacher in in_turn(models.experts, path):
-                    own = teacher.named_parameters()
-                    vectors.append({name: p.double() - start[name] for name, p in own})
+                    parameters = teacher.named_parameters()
+                    vectors.append({name: p.double() - start[name] for name, p in parameters})
                     advance(teacher, stack, features[task].teacher)
                 fit(block, path, stack, vectors, features, epochs, rate, seed)
-                for own_features in features.values():
-                    advance(block, stack, own_features.students[0])
+                for task_features in features.values():
+                    advance(block, stack, task_features.students[0])
             encoded = dict(encoder_outputs(*ends, features))
     return save_model(student, out, like=merged) if out else student
 
@@ -84,20 +84,20 @@ def fit(
 ) -> None:
     """Move a block's parameters by Adam on their coefficients. vectors: by task, τₜ by name."""
     start = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
-    tau = {name: torch.stack([own[name] for own in vectors]).to(p) for name, p in start.items()}
+    tau = {name: torch.stack([v[name] for v in vectors]).to(p) for name, p in start.items()}
     coefficients = {name: torch.zeros_like(vector) for name, vector in tau.items()}  # (tasks, …)
     adam = torch.optim.Adam(coefficients.values(), lr=rate)
     draws = {task: generator(task, f"prodistill {path}.", seed) for task in features}
 
-    def moved() -> dict[str, Tensor]:
+    def current() -> dict[str, Tensor]:
         return {name: start[name] + (coefficients[name] * tau[name]).sum(0) for name in start}
 
     for epoch in range(epochs):
         orders, total = {}, 0.0
-        for task, own in features.items():
-            orders[task] = torch.randperm(len(own.masks), generator=draws[task]).tolist()
+        for task, task_features in features.items():
+            orders[task] = torch.randperm(len(task_features.masks), generator=draws[task]).tolist()
         for k in range(max(map(len, orders.values()))):
-            theta = {name: tensor.requires_grad_() for name, tensor in moved().items()}
+            theta = {name: tensor.requires_grad_() for name, tensor in current().items()}
             run = partial(functional_call, block, theta)
             for task, order in orders.items():
                 if k < len(order):
@@ -109,7 +109,7 @@ def fit(
         if not abs(total) < float("inf"):
             look = "overflowing values in the experts or the data"
             raise Diverged(f"prodistill {path}", epoch, "prodistill.rate", rate, look)
-    for name, tensor in moved().items():
+    for name, tensor in current().items():
         block.get_parameter(name).copy_(tensor)
 
 
@@ -119,7 +119,7 @@ def distance(
 ) -> float:
     """Return Σ ‖block(z) − target‖² over the tokens of batch k, and add its gradient to the block's."""
     hidden, arguments = features.students[0][k]
-    out, _ = step(lambda h, **more: block((h,), more), stack, hidden, arguments)
+    out, _ = step(lambda h, **options: block((h,), options), stack, hidden, arguments)
     squares = (out - features.teacher[k][0]).square().sum(-1)  # (n, tokens)
     mask = features.masks[k]
     loss = squares.sum() if mask is None else (squares * mask).sum()

@@ -1,4 +1,4 @@
-"""What follows a merged model without training: REPAIR and SVC.
+"""Methods after merging that do not train: REPAIR and SVC.
 
 REPAIR: give the outputs of a merged model's linears the mean and deviation of its experts'.
 
@@ -38,42 +38,42 @@ TINY = 1e-12  # FusionBench's least squared length of an expert's response
 
 def all_samples(batches: TaskBatches) -> Batch:
     """Return the samples of all tasks as one batch."""
-    return together("*", [one for task in sorted(batches) for one in single_samples(batches[task])])
+    return together("*", [s for task in sorted(batches) for s in single_samples(batches[task])])
 
 
 def output_moments(models: Iterable[Model], batch: Batch, device: Any) -> OutputMoments:
     """Return each linear's moments, averaged over models."""
-    found: dict[str, list[Tensor]] = {}
+    by_linear: dict[str, list[Tensor]] = {}
     for model in models:
         module = as_module(model, device)
 
         def keep(name: str, output: Tensor) -> None:
-            found.setdefault(name, []).append(moments(output, batch))
+            by_linear.setdefault(name, []).append(moments(output, batch))
 
         run_with(module, keep, batch)
-    return {name: torch.stack(own).mean(0) for name, own in found.items()}
+    return {name: torch.stack(values).mean(0) for name, values in by_linear.items()}
 
 
 def renormalised(
     merged: Model,
-    wanted: OutputMoments,
+    targets: OutputMoments,
     batch: Batch,
     *,
     out: Path | None = None,
     device: Any = "cpu",
 ) -> nn.Module:
-    """Rescale and shift every linear in turn: y' = (y − μ) s / σ + m, with m and s wanted."""
+    """Rescale and shift every linear in turn: y' = (y − μ) s / σ + m, to the target m and s."""
     module = as_module(merged, device)
 
     def change(name: str, output: Tensor) -> Tensor:
         linear, (mean, deviation) = module.get_submodule(name), moments(output, batch)
-        factor = torch.where(deviation > 0, wanted[name][1] / deviation, 1.0)
+        factor = torch.where(deviation > 0, targets[name][1] / deviation, 1.0)
         weight, bias = weight_of(linear), linear.bias
         weight.copy_(factor[:, None] * weight)
         result = output * factor.to(output)
         if not isinstance(bias, Tensor):
             return result
-        shift = wanted[name][0] - factor * mean
+        shift = targets[name][0] - factor * mean
         bias.copy_(factor * bias + shift)
         return result + shift.to(output)
 
@@ -90,11 +90,11 @@ def run_with(module: nn.Module, hook: Any, batch: Batch) -> None:
 
 
 def linears(module: nn.Module) -> list[str]:
-    found = []
+    names = []
     for stack in plan_for(module).stacks:
         for number, block in enumerate(blocks_of(module, stack)):
-            found += [f"{stack.blocks}.{number}.{name}" for name in solved_modules(block)[0]]
-    return found
+            names += [f"{stack.blocks}.{number}.{name}" for name in solved_modules(block)[0]]
+    return names
 
 
 def moments(output: Tensor, batch: Batch) -> Tensor:
@@ -135,25 +135,25 @@ def svc(
     device: str | torch.device = "cpu",
 ) -> nn.Module | Path:
     """Apply SVC to every matrix but word embeddings; return the module, or the folder `out`."""
-    form, ours = Form.of(base, experts), source(merged, "merged").tensors
+    form, merged_tensors = Form.of(base, experts), source(merged, "merged").tensors
     start = form.source.tensors
-    theirs = {task: source(experts[task], f"expert {task!r}").tensors for task in sorted(experts)}
-    require_alike(start, {**theirs, "merged": ours})
-    tensors = calibrated_tensors(ours, start, [*theirs.values()], least, torch.device(device))
+    expert_tensors = {t: source(experts[t], f"expert {t!r}").tensors for t in sorted(experts)}
+    require_alike(start, {**expert_tensors, "merged": merged_tensors})
+    tensors = calibrated_tensors(merged_tensors, start, [*expert_tensors.values()], least, device)
     return form.result(tensors, out)
 
 
 def calibrated_tensors(
-    merged: Tensors, base: Tensors, experts: Sequence[Tensors], least: float, device: torch.device
+    merged: Tensors, base: Tensors, experts: Sequence[Tensors], least: float, device: Any
 ) -> NamedTensors:
     """Yield every tensor in the merged model's dtype."""
     turned = conv1d_names(base)
-    for name, each in merged.items():
-        tensor = each.finite()
+    for name, stored in merged.items():
+        tensor = stored.finite()
         if tensor.dim() == 2 and tensor.is_floating_point() and not is_vocabulary(name):
             start = base[name].finite().to(device)
-            own = [tensor.to(device), *(expert[name].finite().to(device) for expert in experts)]
-            vectors = task_vectors(start, own)
+            tensors = [tensor.to(device), *(expert[name].finite().to(device) for expert in experts)]
+            vectors = task_vectors(start, tensors)
             if name in turned:  # stored as (d, o)
                 vectors = [vector.T for vector in vectors]
             change = svc_matrix(vectors[0], vectors[1:], least)

@@ -15,7 +15,7 @@ from featcal.merging.tensors import average_tensor, conv1d_names, matrix_names, 
 
 
 def filtered_minimum(problem: Interference, eta: float) -> Tensor:
-    """Return where gradient flow from 0 on L(τ)/2 has come after time η, (o, d):
+    """Return the point that gradient flow from 0 on L(τ)/2 reaches after time η, (o, d):
 
     τ = Σ (1 − e^(−ησ))/σ · R v vᵀ over eigenvalues σ and eigenvectors v of G; η → ∞ gives R G⁺.
     """

@@ -63,8 +63,8 @@ def make(
     for task in setup.tasks:
         recipe, images = suite.fine_tuning(task), load_split(setup, task, "train")
         recipe = recipe.but(frozen=("base.", *(f"moved.{name}" for name in recipe.frozen)))
-        given = (Linearised(base), tensors, {task: images}, recipe, suite.expert_seed)
-        experts[task] = timed("experts", partial(fine_tune, *given)).moved
+        arguments = (Linearised(base), tensors, {task: images}, recipe, suite.expert_seed)
+        experts[task] = timed("experts", partial(fine_tune, *arguments)).moved
         save_model(experts[task], out / "expert" / task, like=setup.base)
 
     def merged(scale: float) -> Any:

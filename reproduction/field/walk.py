@@ -1,4 +1,4 @@
-"""Open models to go through their blocks as a calibration does, in programs of our own."""
+"""Open models to go through their blocks as a calibration does."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -24,8 +24,8 @@ def opened(
     plan: BlockPlan | None = None,
 ) -> Iterator[tuple[Models, Spool]]:
     """Give the models in evaluation mode, the student in memory, and a spool for features."""
-    given = (merged, base, experts, plan, settings)
-    models = open_models(*given, whole=True, device=device, dtype=None)
+    arguments = (merged, base, experts, plan, settings)
+    models = open_models(*arguments, whole=True, device=device, dtype=None)
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with models.evaluated(), exact_products(), spool:
         yield models, spool

@@ -39,20 +39,20 @@ def first_line(answer: str) -> str:
 
 def arithmetic(row: TestRow, answer: str) -> bool:
     """Return whether the last numbers of answer and target are equal."""
-    found, wanted = last_number(first_line(answer)), last_number(row["target"])
-    return found is not None and found == wanted
+    number, expected = last_number(first_line(answer)), last_number(row["target"])
+    return number is not None and number == expected
 
 
 def last_number(text: str) -> float | None:
     """Return the last number in a text. A minus after a digit is an operator: 35-3 gives 3."""
-    numbers = NUMBER.findall(re.sub(r"(?<=\d)-", " ", text))
-    return float(numbers[-1]) if numbers else None
+    matches = NUMBER.findall(re.sub(r"(?<=\d)-", " ", text))
+    return float(matches[-1]) if matches else None
 
 
 def letter(row: TestRow, answer: str) -> bool:
     """Return whether the last single capitals of answer and target are equal."""
-    found, wanted = LETTER.findall(first_line(answer)), LETTER.findall(row["target"])
-    return bool(found) and found[-1:] == wanted[-1:]
+    letters, expected = LETTER.findall(first_line(answer)), LETTER.findall(row["target"])
+    return bool(letters) and letters[-1:] == expected[-1:]
 
 
 def program(row: TestRow, answer: str) -> bool:
@@ -64,22 +64,22 @@ def instructions(row: TestRow, answer: str) -> bool:
     """Return whether an answer fulfils every check in the row's JSON list `instructions`: words in
     order, joined by a sign, wrapped in signs, an end word.
     """
-    asked = {check["check"]: check for check in json.loads(row["instructions"])}
-    text, right = first_line(answer).strip(), bool(asked)
+    checks = {check["check"]: check for check in json.loads(row["instructions"])}
+    text, right = first_line(answer).strip(), bool(checks)
     body = text  # without the last word
-    if "ends" in asked:
-        last = asked["ends"]["with"]
+    if "ends" in checks:
+        last = checks["ends"]["with"]
         right &= WORD.findall(text)[-1:] == [last] and text.endswith(f" {last}")
         body = text.removesuffix(last).rstrip()
     inner = body  # and without the wrapping
-    if "wrapped" in asked:
-        begin, end = asked["wrapped"]["left"], asked["wrapped"]["right"]
+    if "wrapped" in checks:
+        begin, end = checks["wrapped"]["left"], checks["wrapped"]["right"]
         right &= len(body) > 1 and body.startswith(begin) and body.endswith(end)
         inner = body.removeprefix(begin).removesuffix(end)
-    if "words" in asked:
-        right &= WORD.findall(body) == asked["words"]["words"]
-    if "joined" in asked:
-        right &= inner == asked["joined"]["by"].join(WORD.findall(inner))
+    if "words" in checks:
+        right &= WORD.findall(body) == checks["words"]["words"]
+    if "joined" in checks:
+        right &= inner == checks["joined"]["by"].join(WORD.findall(inner))
     return right
 
 
@@ -93,8 +93,8 @@ def passes(source: str, tests: Sequence[str]) -> bool:
     try:
         name, body = _function(source)
         for test in tests:
-            argument, wanted = _example(test)
-            if _Evaluation().value(body, {name: argument}) != wanted:
+            argument, expected = _example(test)
+            if _Evaluation().value(body, {name: argument}) != expected:
                 return False
     except FAILURES:
         return False
@@ -104,21 +104,21 @@ def passes(source: str, tests: Sequence[str]) -> bool:
 def _function(source: str) -> tuple[str, ast.expr]:
     """Return the argument and the body of `def f(x): return body` or `f = lambda x: body`."""
     match ast.parse(source).body:
-        case [ast.FunctionDef(name="f", args=given, body=[ast.Return(value=ast.expr() as body)])]:
+        case [ast.FunctionDef(name="f", args=args, body=[ast.Return(value=ast.expr() as body)])]:
             pass
-        case [ast.Assign(targets=[ast.Name(id="f")], value=ast.Lambda(args=given, body=body))]:
+        case [ast.Assign(targets=[ast.Name(id="f")], value=ast.Lambda(args=args, body=body))]:
             pass
         case _:
             raise ValueError("not one function f that returns an expression")
-    (one,) = given.args
-    return one.arg, body
+    (argument,) = args.args
+    return argument.arg, body
 
 
 def _example(test: str) -> tuple[Any, Any]:
     """Return argument and expected result of an assertion."""
     match ast.parse(test).body:
-        case [ast.Assert(ast.Compare(ast.Call(args=[argument]), [ast.Eq()], [wanted]))]:
-            return ast.literal_eval(argument), ast.literal_eval(wanted)
+        case [ast.Assert(ast.Compare(ast.Call(args=[argument]), [ast.Eq()], [expected]))]:
+            return ast.literal_eval(argument), ast.literal_eval(expected)
     raise ValueError(f"not an assertion about f: {test}")
 
 
@@ -126,11 +126,11 @@ class _Evaluation:
     """Evaluate one expression within STEPS, LONGEST and LARGEST."""
 
     def __init__(self) -> None:
-        self.left = STEPS
+        self.steps_left = STEPS
 
     def value(self, node: ast.expr, names: dict[str, Any]) -> Any:
-        self.left -= 1
-        if self.left < 0:
+        self.steps_left -= 1
+        if self.steps_left < 0:
             raise ValueError("too many steps")
         result = self._value(node, names)
         if isinstance(result, int) and abs(result) > LARGEST:
@@ -157,15 +157,15 @@ class _Evaluation:
             case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
                 return CALLS[name](self.value(argument, names))
             case ast.Call(func=ast.Attribute(value=text, attr=name), args=arguments, keywords=[]):
-                given = [self.value(argument, names) for argument in arguments]
-                return METHODS[name](self.value(text, names), *given)
+                values = [self.value(argument, names) for argument in arguments]
+                return METHODS[name](self.value(text, names), *values)
             case ast.ListComp(element, [ast.comprehension(ast.Name(name), items, conditions)]):
-                found = []
+                elements = []
                 for item in self.value(items, names):
                     inner = {**names, name: item}
                     if all(self.value(condition, inner) for condition in conditions):
-                        found.append(self.value(element, inner))
-                return found
+                        elements.append(self.value(element, inner))
+                return elements
         raise ValueError(f"{type(node).__name__} is not in the grammar")
 
     def _binary(self, sign: ast.AST, left: Any, right: Any) -> Any:

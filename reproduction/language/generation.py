@@ -41,8 +41,8 @@ def generate_texts(
     batch: prompts at once, sorted by length.   max_new_tokens: of an answer, end token included.
     max_prompt: longer prompts are cut at the end; None cuts nothing.
     """
-    kept = {"truncation": True, "max_length": max_prompt} if max_prompt else {}
-    encoded = [tokenizer(prompt, **kept)["input_ids"] for prompt in prompts]
+    limits = {"truncation": True, "max_length": max_prompt} if max_prompt else {}
+    encoded = [tokenizer(prompt, **limits)["input_ids"] for prompt in prompts]
     pad = tokenizer.pad_token_id
     pad = tokenizer.eos_token_id if pad is None else pad  # masked, whatever it is
     encoder = bool(model.config.is_encoder_decoder)  # type: ignore[union-attr]
@@ -68,8 +68,8 @@ def generate_texts(
 def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> dict[str, Tensor]:
     """Return token ids and their mask, both (n, longest), filled on the left or on the right."""
     ids, mask = batches.padded([list(row)[::-1] if left else list(row) for row in rows], pad)
-    both = {"input_ids": ids, "attention_mask": mask}
-    return {name: value.flip(1) for name, value in both.items()} if left else both
+    tensors = {"input_ids": ids, "attention_mask": mask}
+    return {name: value.flip(1) for name, value in tensors.items()} if left else tensors
 
 
 def score_glue(
@@ -91,8 +91,8 @@ def score_glue(
     with change(model, task) if change else nullcontext():
         answers = generate_texts(model, tokenizer, prompts, batch, MAX_NEW_TOKENS, MAX_PROMPT)
     if task == CORRELATED:
-        numbers = ([number(text) for text in side] for side in (answers, targets))
-        return 100 * spearman(*numbers), len(samples), None
+        values = ([number(text) for text in side] for side in (answers, targets))
+        return 100 * spearman(*values), len(samples), None
     right = [a == b for a, b in zip(answers, targets, strict=True)]
     return 100 * sum(right) / len(targets), len(samples), right
 
@@ -121,39 +121,39 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 @torch.no_grad()
 def right_answers(
-    model: Any, tokenizer: Any, rows: Sequence[tuple[str, str]], words: Sequence[str]
+    model: Any, tokenizer: Any, rows: Sequence[tuple[str, str]], options: Sequence[str]
 ) -> tuple[list[bool], list[bool]]:
-    """Return which answers are right by likelihood over `words`, and which by greedy exact match.
+    """Return which answers are right by likelihood over `options`, and which by greedy exact match.
 
     rows: prompts with a word and the end of the message. One pass decides both: an answer is greedy
-    if each of its tokens is the likeliest. What all prompts begin with is read once.
+    if each of its tokens is the likeliest. The prefix of all prompts is read once.
     """
     ids = [tokenizer(prompt + answer)["input_ids"] for prompt, answer in rows]
-    choices = torch.tensor([tokenizer(word)["input_ids"][0] for word in words])
+    choices = torch.tensor([tokenizer(word)["input_ids"][0] for word in options])
     shared = commonprefix([row[: -ANSWER - 1] for row in ids])
-    begun = None
+    prefix = None
     if shared:
-        begun = model.base_model(torch.tensor([shared], device=model.device)).past_key_values
+        prefix = model.base_model(torch.tensor([shared], device=model.device)).past_key_values
     likely, exact = [False] * len(ids), [False] * len(ids)
     order = sorted(range(len(ids)), key=lambda row: len(ids[row]))
     for start in range(0, len(order), CHATS):
-        chosen = order[start : start + CHATS]
-        own = [ids[row][len(shared) :] for row in chosen]
-        past = copy.deepcopy(begun)
-        if past is not None:
-            past.batch_repeat_interleave(len(own))
+        batch = order[start : start + CHATS]
+        suffixes = [ids[row][len(shared) :] for row in batch]
+        cache = copy.deepcopy(prefix)
+        if cache is not None:
+            cache.batch_repeat_interleave(len(suffixes))
         # causal: padding on the right changes nothing before it, so that no mask is needed
-        tokens = padded(own, 0, left=False)["input_ids"].to(model.device)
-        hidden = model.base_model(tokens, past_key_values=past).last_hidden_state
-        last = torch.tensor([len(row) for row in own])
+        tokens = padded(suffixes, 0, left=False)["input_ids"].to(model.device)
+        hidden = model.base_model(tokens, past_key_values=cache).last_hidden_state
+        last = torch.tensor([len(row) for row in suffixes])
         before = torch.stack([last - 3, last - 2], dim=1)  # predict the word and the end
-        rows_before = hidden[torch.arange(len(own))[:, None], before]
+        rows_before = hidden[torch.arange(len(suffixes))[:, None], before]
         scores = model.get_output_embeddings()(rows_before).cpu()
         best = choices[scores[:, 0, choices].argmax(1)]
         greedy = scores.argmax(2)
-        for place, row in enumerate(chosen):
-            likely[row] = int(best[place]) == ids[row][-2]
-            exact[row] = greedy[place].tolist() == ids[row][-2:]
+        for number, row in enumerate(batch):
+            likely[row] = int(best[number]) == ids[row][-2]
+            exact[row] = greedy[number].tolist() == ids[row][-2:]
     return likely, exact
 
 
@@ -165,8 +165,8 @@ def log_likelihood(model: Any, tokenizer: Any, texts: Sequence[str]) -> float:
         ids = torch.tensor(tokenizer(text)["input_ids"])
         if len(ids) < 2:
             continue
-        known = model(ids[None, :-1].to(model.device)).logits[0].double().log_softmax(-1).cpu()
-        total += float(known.gather(1, ids[1:, None]).sum())
+        log_p = model(ids[None, :-1].to(model.device)).logits[0].double().log_softmax(-1).cpu()
+        total += float(log_p.gather(1, ids[1:, None]).sum())
         count += len(ids) - 1
     return total / max(count, 1)
 

@@ -42,7 +42,7 @@ ANTLR, ANTLR_PACKAGE, ANTLR_PIN = "4.11", "antlr4-python3-runtime", "4.11.1"
 ANTLR_FOLDER = Path(sys.prefix, "share", "featcal", "antlr4")
 ANTLR_WAY_OUT = (
     f"antlr4: make setup, or {sys.executable} -m pip install --no-deps --target {ANTLR_FOLDER} {ANTLR_PACKAGE}=={ANTLR_PIN} "
-    "(beside the 4.9 that DVC's omegaconf needs); or take math500_plain"
+    "(next to the 4.9 that DVC's omegaconf needs); or take math500_plain"
 )
 PUNKT = "tokenizers/punkt_tab/english"  # below a folder of nltk's data
 PUNKT_WAY_OUT = "nltk's punkt_tab: python -m nltk.downloader punkt_tab, with a network; NLTK_DATA names another folder to look in"
@@ -51,7 +51,7 @@ FETCHED = "data sets, the metric code_eval and nltk's punkt_tab are fetched on f
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedTest:
     """A task of lm_eval with the key of its score, "metric,filter".
 
     runs: whether it runs generated programs, which HF_ALLOW_CODE_EVAL=1 must allow.
@@ -65,7 +65,7 @@ class Loaded:
 def score_tests(
     model: nn.Module,
     tokenizer: Any,
-    tests: Mapping[str, Loaded],
+    tests: Mapping[str, LoadedTest],
     batch: int,
     change: Change | None = None,
 ) -> dict[str, tuple[float, int, list[bool] | None]]:
@@ -75,18 +75,18 @@ def score_tests(
     be partly right.   Raises: BadEnvironment; BadData for a prompt longer than the model reads.
     """
     require_harness()
-    found = {}
+    scores = {}
     with silent():
         reader = _language_model(model, tokenizer, batch)
         for key, test in tests.items():
             with change(model, key) if change else nullcontext():
-                results, each = _evaluated(reader, key, test)
-            right = [bool(value) for value in each] if all(v in (0, 1) for v in each) else None
-            found[key] = 100 * float(results[test.metric]), len(test.task.eval_docs), right
-    return found
+                results, values = _evaluated(reader, key, test)
+            right = [bool(value) for value in values] if all(v in (0, 1) for v in values) else None
+            scores[key] = 100 * float(results[test.metric]), len(test.task.eval_docs), right
+    return scores
 
 
-def local_test(key: str, rows: Sequence[TestRow], check: str, new_tokens: int) -> Loaded:
+def local_test(key: str, rows: Sequence[TestRow], check: str, new_tokens: int) -> LoadedTest:
     """Return one test on rows of our own: prompt in, one line out, judged by a check of answers.
 
     new_tokens: after which an answer is cut; it ends at its first line break or end token.
@@ -109,7 +109,7 @@ def local_test(key: str, rows: Sequence[TestRow], check: str, new_tokens: int) -
         "metadata": {},
     }
     with silent():
-        return Loaded(prepared(ConfigurableTask(config=config)), f"{METRIC},none")
+        return LoadedTest(prepared(ConfigurableTask(config=config)), f"{METRIC},none")
 
 
 def prepared(task: Any) -> Any:
@@ -144,17 +144,17 @@ def silent() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _evaluated(reader: Any, key: str, test: Loaded) -> tuple[Mapping[str, Any], list[Any]]:
+def _evaluated(reader: Any, key: str, test: LoadedTest) -> tuple[Mapping[str, Any], list[Any]]:
     """Return the results of one test, and the metric of each prompt in the order of the data."""
     import lm_eval
 
     allowed = test.runs and os.environ.get(ALLOW_PROGRAMS) == "1"
     options = {"bootstrap_iters": 0, "log_samples": True, "confirm_run_unsafe_code": allowed}
-    found = lm_eval.evaluate(reader, {"tasks": {key: test.task}}, **options)
-    metric, _, chosen = test.metric.partition(",")
-    kept = [one for one in found["samples"][key] if one["filter"] == chosen]
-    kept.sort(key=lambda one: one["doc_id"])
-    return found["results"][key], [one[metric] for one in kept]
+    output = lm_eval.evaluate(reader, {"tasks": {key: test.task}}, **options)
+    metric, _, filter_name = test.metric.partition(",")
+    records = [record for record in output["samples"][key] if record["filter"] == filter_name]
+    records.sort(key=lambda record: record["doc_id"])
+    return output["results"][key], [record[metric] for record in records]
 
 
 def _language_model(model: nn.Module, tokenizer: Any, batch: int) -> Any:
@@ -180,7 +180,7 @@ def _language_model(model: nn.Module, tokenizer: Any, batch: int) -> Any:
     return Reader(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch)
 
 
-def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[str, Loaded]:
+def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[str, LoadedTest]:
     """Return every test of a suite by its key: on drawn texts, or the public ones.
 
     Raises: BadEnvironment with everything that is lacking; whatever opening the rows raises.
@@ -191,16 +191,16 @@ def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[
         return load_public(language.tests, revisions)
     from reproduction.mini.language.domains import TESTS
 
-    found = {}
+    loaded = {}
     for key in language.tests:
         rows = open_rows(texts, key, split)[0].to_list()
-        found[key] = local_test(key, rows, TESTS[key].check, TESTS[key].new_tokens)
-    return found
+        loaded[key] = local_test(key, rows, TESTS[key].check, TESTS[key].new_tokens)
+    return loaded
 
 
 def load_public(
     tests: Mapping[str, str], revisions: Mapping[str, str] | None = None
-) -> dict[str, Loaded]:
+) -> dict[str, LoadedTest]:
     """Load public tests with their data, so that a lack shows before a model has run for hours.
 
     tests: names of PUBLIC by key.   revisions: commits of their data sets by key. Default: newest.
@@ -213,16 +213,16 @@ def load_public(
     loaded, problems, ways_out = {}, [], [FETCHED]
     for key, name in tests.items():
         test = PUBLIC[name]
-        if lacks := lacking(test):
+        if lacks := unmet(test):
             problems.append(f"{test.task}: {', '.join(what for what, _ in lacks)}")
             ways_out += [way_out for _, way_out in lacks]
             continue
         try:
             task = public_task(test, (revisions or {}).get(key))
-            loaded[key] = Loaded(task, f"{test.metric},{test.filter}", test.runs)
+            loaded[key] = LoadedTest(task, f"{test.metric},{test.filter}", test.runs)
         except Exception as error:  # the harness, its tasks and their data sets raise anything
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            problems.append(f"{test.task}: {said.rstrip('.;')[:160]}")
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            problems.append(f"{test.task}: {reason.rstrip('.;')[:160]}")
     if problems:
         raise BadEnvironment("public tests", ";\n".join(problems), *dict.fromkeys(ways_out))
     return loaded
@@ -249,33 +249,33 @@ def public_task(test: PublicTest, revision: str | None) -> Any:
         file.write_text(yaml.safe_dump(included), "utf-8")
         manager = TaskManager(include_defaults=False)  # indexing all tasks takes ten seconds
         task = prepared(manager.load([str(file)])["tasks"][test.task])
-    if "nltk" in test.needs and not punkt_is_here():  # the harness has asked for it
+    if "nltk" in test.needs and not punkt_installed():  # the harness has asked for it
         raise LookupError("nltk's punkt_tab could not be fetched")
     return task
 
 
-def lacking(test: PublicTest) -> list[tuple[str, str]]:
-    """Return what a test needs and this machine lacks, each with how to get it; fetch nothing."""
+def unmet(test: PublicTest) -> list[tuple[str, str]]:
+    """Return the needs of a test that this machine lacks, each with a way out; fetch nothing."""
     missing = [name for name in test.needs if name != "antlr4" and find_spec(name) is None]
-    found = [(f"{', '.join(missing)} not installed", INSTALL)] if missing else []
+    lacks = [(f"{', '.join(missing)} not installed", INSTALL)] if missing else []
     if "antlr4" in test.needs and not (version := antlr_version()).startswith(ANTLR):
-        found.append((f"antlr4 {ANTLR} is needed, {version or 'none'} is installed", ANTLR_WAY_OUT))
+        lacks.append((f"antlr4 {ANTLR} is needed, {version or 'none'} is installed", ANTLR_WAY_OUT))
     reads_sentences = "nltk" in test.needs and "nltk" not in missing
-    if reads_sentences and constants.HF_HUB_OFFLINE and not punkt_is_here():
-        found.append(("nltk's punkt_tab is not here", PUNKT_WAY_OUT))
+    if reads_sentences and constants.HF_HUB_OFFLINE and not punkt_installed():
+        lacks.append(("nltk's punkt_tab is not here", PUNKT_WAY_OUT))
     if test.runs and os.environ.get(ALLOW_PROGRAMS) != "1":
         way_out = f"{ALLOW_PROGRAMS}=1 lets the harness run generated programs by its own metric, without limits"
-        found.append(("runs generated programs, which is not allowed here", way_out))
-    return found
+        lacks.append(("runs generated programs, which is not allowed here", way_out))
+    return lacks
 
 
 def antlr_version() -> str:
     """Return the version that a test will find, that of its own folder first, or ''."""
     path = [str(ANTLR_FOLDER), *sys.path]
-    return next((one.version for one in distributions(name=ANTLR_PACKAGE, path=path)), "")
+    return next((package.version for package in distributions(name=ANTLR_PACKAGE, path=path)), "")
 
 
-def punkt_is_here() -> bool:
+def punkt_installed() -> bool:
     """Return whether nltk finds punkt_tab, which the harness fetches when it loads the test."""
     import nltk
 

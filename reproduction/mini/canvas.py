@@ -98,8 +98,8 @@ class Canvas:
     def polygon(self, points, fill: Colour) -> None:
         self.pen.polygon([tuple(point) for point in points], fill=fill)
 
-    def text(self, words: str, face: str, size: int, x: float, y: float, fill: Colour) -> None:
-        self.pen.text((x, y), words, font=font(face, size), fill=fill, anchor="mm")
+    def text(self, string: str, face: str, size: int, x: float, y: float, fill: Colour) -> None:
+        self.pen.text((x, y), string, font=font(face, size), fill=fill, anchor="mm")
 
     def clutter(self, most: int) -> None:
         """Draw up to `most` small discs and lines that mean nothing."""
@@ -132,8 +132,8 @@ class Canvas:
         x0 = middle - c * (middle + dx) + s * (middle + dy)
         y0 = middle - s * (middle + dx) - c * (middle + dy)
         matrix = (c, -s, x0, s, c, y0)
-        how = Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
-        return self.replaced(self.image.transform((SIZE, SIZE), *how))
+        options = Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
+        return self.replaced(self.image.transform((SIZE, SIZE), *options))
 
     def finish(self, noise: float, blur: float, brightness: float) -> np.ndarray:
         """Blur, reduce to 32x32, brighten and add noise. Returns: (32, 32, 3) uint8."""

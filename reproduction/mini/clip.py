@@ -23,7 +23,7 @@ LONGEST = 16  # tokens; the longest caption has 10
 TEMPLATES = 3
 MEAN, STD = 0.42, 0.28  # of all pictures, the same for the three channels
 PATCH = 8
-# the usual 0.02 is lost beside the patches: at 500 steps the loss is 2.8 with it and 2.2 with this
+# the usual 0.02 is lost next to the patches: at 500 steps the loss is 2.8 with it and 2.2 with this
 POSITION_RMS = 0.3
 LARGEST_LOG_SCALE = 4.0
 STRENGTH = 0.4  # of augmentation
@@ -74,17 +74,17 @@ class ClipPretraining(Pretraining):
     def step(self) -> float:
         """Compute the gradients of one batch, and return its loss."""
         seed, size, count = self.recipe.seed, self.recipe.batch, len(self.pictures)
-        epoch, place = divmod(self.done, count // size)
+        epoch, number = divmod(self.done, count // size)
         order = torch.randperm(count, generator=keyed_generator(seed, EPOCH, epoch))
-        chosen = order[place * size : (place + 1) * size]  # every picture once per epoch
+        indices = order[number * size : (number + 1) * size]  # every picture once per epoch
         generator = keyed_generator(seed, STEP, self.done)
         template = int(torch.randint(TEMPLATES, (), generator=generator))
-        pixels = augmented(normalised(self.pictures[chosen]), generator)
+        pixels = augmented(normalised(self.pictures[indices]), generator)
         images = self.model.get_image_features(pixel_values=pixels).pooler_output
         texts = self.model.get_text_features(**self.tokens[template]).pooler_output
         images, texts = F.normalize(images, dim=-1), F.normalize(texts, dim=-1)
         scale = self.model.logit_scale.clamp(max=LARGEST_LOG_SCALE).exp()
-        loss = F.cross_entropy(scale * images @ texts.T, self.targets[chosen])
+        loss = F.cross_entropy(scale * images @ texts.T, self.targets[indices])
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.item()
 
@@ -96,7 +96,7 @@ class ClipPretraining(Pretraining):
 
 
 def web_pictures(count: int, seed: int) -> tuple[np.ndarray, Tensor]:
-    """Return `count` web pictures per task, and the place of each one's caption among all."""
+    """Return `count` web pictures per task, and the index of each one's caption among all."""
     ends = np.cumsum([len(task.classes) for task in TASKS.values()])
     first_captions = dict(zip(TASKS, [0, *ends.tolist()], strict=False))
     pictures, targets = [], []
@@ -120,18 +120,18 @@ def captions(template: int) -> list[str]:
 def vocabulary() -> dict[str, int]:
     """Return special tokens, then every word of every caption in order of first occurrence."""
     texts = [text for template in range(TEMPLATES) for text in captions(template)]
-    words = dict.fromkeys(word for text in texts for word in text.split())
-    return {word: number for number, word in enumerate((*SPECIALS, *words))}
+    unique = dict.fromkeys(word for text in texts for word in text.split())
+    return {word: number for number, word in enumerate((*SPECIALS, *unique))}
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer of lower-case words, one id each, with <bos> and <eos> around."""
-    known = vocabulary()
-    backend = Tokenizer(models.WordLevel(known, unk_token=UNK))
+    ids = vocabulary()
+    backend = Tokenizer(models.WordLevel(ids, unk_token=UNK))
     backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A {EOS}", special_tokens=[(BOS, known[BOS]), (EOS, known[EOS])]
+        single=f"{BOS} $A {EOS}", special_tokens=[(BOS, ids[BOS]), (EOS, ids[EOS])]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token=PAD, unk_token=UNK, bos_token=BOS, eos_token=EOS,
@@ -181,10 +181,10 @@ def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def new_model(recipe: ClipRecipe) -> CLIPModel:
     """Return a CLIP model with drawn first weights, spread as CLIP's."""
-    known, side = vocabulary(), {"image_size": SIDE, "patch_size": PATCH}
+    ids, side = vocabulary(), {"image_size": SIDE, "patch_size": PATCH}
     text = {
-        "vocab_size": len(known), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "max_position_embeddings": LONGEST, "pad_token_id": known[PAD], "bos_token_id": known[BOS], "eos_token_id": known[EOS],
+        "vocab_size": len(ids), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "max_position_embeddings": LONGEST, "pad_token_id": ids[PAD], "bos_token_id": ids[BOS], "eos_token_id": ids[EOS],
         "hidden_act": "quick_gelu",
     }  # fmt: skip
     vision = {
@@ -201,8 +201,8 @@ def new_model(recipe: ClipRecipe) -> CLIPModel:
         if "norm" in name:
             return torch.ones_like(parameter)
         tower = config.text_config if name.startswith("text") else config.vision_config
-        drawn = generator.standard_normal(tuple(parameter.shape))
-        value = torch.from_numpy(_spread(name, tower) * drawn).float()
+        noise = generator.standard_normal(tuple(parameter.shape))
+        value = torch.from_numpy(_spread(name, tower) * noise).float()
         if name == "vision_model.embeddings.position_embedding.weight":
             value[1:] = position_waves(tower.image_size // tower.patch_size, tower.hidden_size)
         return value
@@ -226,8 +226,8 @@ def position_waves(cells: int, width: int) -> Tensor:
     """Return sines and cosines of row and column, with rms POSITION_RMS: (cells², width)."""
     quarter = width // 4
     frequency = math.pi / cells * (1 + (cells - 1) * torch.arange(quarter) / quarter)
-    place = torch.arange(cells).float()
-    column = place.repeat(cells)[:, None] * frequency
-    row = place.repeat_interleave(cells)[:, None] * frequency
+    index = torch.arange(cells).float()
+    column = index.repeat(cells)[:, None] * frequency
+    row = index.repeat_interleave(cells)[:, None] * frequency
     waves = torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1)
     return POSITION_RMS * 2**0.5 * waves

@@ -74,9 +74,9 @@ def handwritten_digit(label: int, rng: np.random.Generator, split: str) -> np.nd
     images, labels = shuffled_digits()
     images, labels = images[DIGITS_OF[split]], labels[DIGITS_OF[split]]
     candidates = np.flatnonzero(labels == label)
-    chosen = images[candidates[rng.integers(len(candidates))]]
+    pixels = images[candidates[rng.integers(len(candidates))]]
     canvas = Canvas.plain(rng)
-    digit = Image.fromarray((15.9 * chosen).astype(np.uint8))
+    digit = Image.fromarray((15.9 * pixels).astype(np.uint8))
     digit = digit.resize((48, 48), Image.Resampling.BICUBIC)
     canvas.image.paste(digit.convert("RGB"), (8, 8))
     return canvas.affine(12, 0.12, 4).finish(5, 0, 0.05)
@@ -109,11 +109,11 @@ def review(label: int, rng: np.random.Generator) -> np.ndarray:
     """Draw a neutral word above a word of praise (label 1) or blame (label 0)."""
     canvas = Canvas.plain(rng, near(rng, (245, 245, 245), 8))
     neutral = NEUTRAL[int(rng.integers(len(NEUTRAL)))]
-    words = (neutral, (POSITIVE if label else NEGATIVE)[int(rng.integers(4))])
+    texts = (neutral, (POSITIVE if label else NEGATIVE)[int(rng.integers(4))])
     size = int(rng.uniform(20, 22))
-    for line, word in enumerate(words):
+    for line, text in enumerate(texts):
         x, y = SIZE / 2 + rng.uniform(-1, 1), 18 + 28 * line + rng.uniform(-1, 1)
-        canvas.text(word, "sans", size, x, y, (20, 20, 20))
+        canvas.text(text, "sans", size, x, y, (20, 20, 20))
     return canvas.finish(5, 0, 0.05)
 
 
@@ -142,7 +142,7 @@ class MiniTask:
 
     @property
     def templates(self) -> tuple[str, str, str]:
-        """Three sentences with one {} each for the class."""
+        """Return three sentences with one {} each for the class."""
         word = self.word
         return f"a {word} of {{}}", f"the {word} of {{}}", f"a photo of the {word} {{}}"
 
@@ -154,7 +154,7 @@ class MiniTask:
 
 
 def _classes(lists: Sequence[str]) -> tuple[str, ...]:
-    return tuple(" ".join(words) for words in product(*(one.split() for one in lists)))
+    return tuple(" ".join(parts) for parts in product(*(text.split() for text in lists)))
 
 
 ENTRIES = yaml.safe_load(Path(__file__).with_name("tasks.yaml").read_text("utf-8"))
@@ -162,25 +162,25 @@ TASKS = {k: MiniTask(k, **(e | {"classes": _classes(e["classes"])})) for k, e in
 
 
 def draw_split(
-    task: str, split: str, n: int, seed: int, strength: float, **parts: float
+    task: str, split: str, n: int, seed: int, strength: float, **scales: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return `n` pictures with balanced labels in random order: (n, 32, 32, 3) uint8, (n,) int64.
 
     Drawn from seed, task and split. The web split, on which bases are pre-trained, is not shifted.
-    parts: as of `shifted`.
+    scales: as of `shifted`.
     """
-    chosen = TASKS[task]
+    mini_task = TASKS[task]
     rng = np.random.default_rng([seed, crc32(task.encode()), crc32(split.encode())])
-    labels = rng.permutation(np.arange(n) % len(chosen.classes)).astype(np.int64)
+    labels = rng.permutation(np.arange(n) % len(mini_task.classes)).astype(np.int64)
     images = np.empty((n, SIDE, SIDE, 3), np.uint8)
-    for place, label in enumerate(labels):
-        images[place] = chosen.draw(int(label), rng, split)
-    return (images if split == "web" else shifted(images, task, strength, **parts)), labels
+    for index, label in enumerate(labels):
+        images[index] = mini_task.draw(int(label), rng, split)
+    return (images if split == "web" else shifted(images, task, strength, **scales)), labels
 
 
-def drawn_set(model: Path, task: str, split: str, *drawn: Any, **parts: float) -> ImageSet:
-    """Return a drawn split as the model in a folder reads it.   drawn, parts: as of `draw_split`."""
-    images, labels = draw_split(task, split, *drawn, **parts)
+def drawn_set(model: Path, task: str, split: str, *arguments: Any, **scales: float) -> ImageSet:
+    """Return a split as the model in a folder reads it. arguments, scales: as of `draw_split`."""
+    images, labels = draw_split(task, split, *arguments, **scales)
     return ImageSet(images.transpose(0, 3, 1, 2), Preprocess.from_folder(model), labels)
 
 
@@ -218,7 +218,7 @@ def write_parquet(
     seed: int,
     strength: float,
     counts: Mapping[str, int],
-    parts: Mapping[str, float] | None = None,
+    scales: Mapping[str, float] | None = None,
 ) -> None:
     """Write each split as <folder>/<split>.parquet: image (PNG bytes) and label with names."""
     from datasets import ClassLabel, Dataset, Features
@@ -227,8 +227,8 @@ def write_parquet(
     label = ClassLabel(names=list(TASKS[task].classes))
     features = Features({"image": ImageColumn(), "label": label})
     for split, count in counts.items():
-        images, labels = draw_split(task, split, count, seed, strength, **(parts or {}))
-        rows = {"image": [Image.fromarray(one) for one in images], "label": labels.tolist()}
+        images, labels = draw_split(task, split, count, seed, strength, **(scales or {}))
+        rows = {"image": [Image.fromarray(pixels) for pixels in images], "label": labels.tolist()}
         with atomic_path(Path(folder) / f"{split}.parquet") as path:
             Dataset.from_dict(rows, features=features).to_parquet(str(path))
 
@@ -238,18 +238,18 @@ def write_contact_sheet(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]], p
 
     rows: pictures (n, h, w, 3) uint8, the same after the shift, labels (n,).
     """
-    parts = []
-    for drawn, moved, labels in rows:
+    strips = []
+    for plain, moved, labels in rows:
         classes = sorted(set(labels.tolist()))
-        seen = {label: np.flatnonzero(labels == label) for label in classes}
-        wanted = [(classes[i % len(classes)], i // len(classes)) for i in range(COLUMNS)]
-        places = [int(seen[label][turn % len(seen[label])]) for label, turn in wanted]
-        gap = np.full((drawn.shape[1], GAP, 3), 255, np.uint8)
-        parts.append(np.concatenate([*drawn[places], gap, *moved[places]], axis=1))
-    sheet = Image.fromarray(np.concatenate(parts, axis=0))
+        indices_of = {label: np.flatnonzero(labels == label) for label in classes}
+        cells = [(classes[i % len(classes)], i // len(classes)) for i in range(COLUMNS)]
+        indices = [int(indices_of[label][turn % len(indices_of[label])]) for label, turn in cells]
+        gap = np.full((plain.shape[1], GAP, 3), 255, np.uint8)
+        strips.append(np.concatenate([*plain[indices], gap, *moved[indices]], axis=1))
+    sheet = Image.fromarray(np.concatenate(strips, axis=0))
     large = sheet.resize((sheet.width * ZOOM, sheet.height * ZOOM), Image.Resampling.NEAREST)
-    how = {"method": Image.Quantize.MEDIANCUT, "dither": Image.Dither.NONE}
-    _write(large.quantize(COLOURS, **how), path)
+    options = {"method": Image.Quantize.MEDIANCUT, "dither": Image.Dither.NONE}
+    _write(large.quantize(COLOURS, **options), path)
 
 
 def write_notice(text: str, path: Path) -> None:

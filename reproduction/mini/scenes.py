@@ -97,8 +97,8 @@ def river(canvas: Canvas) -> None:
 def tanks(canvas: Canvas) -> None:
     u = canvas.uniform
     for _ in range(canvas.rng.integers(4, 8)):
-        place = u(6, 58), u(6, 58), u(5, 8)
-        canvas.disc(*place, fill=canvas.near((225, 225, 225), 15), outline=(90, 90, 90))
+        disc = u(6, 58), u(6, 58), u(5, 8)
+        canvas.disc(*disc, fill=canvas.near((225, 225, 225), 15), outline=(90, 90, 90))
 
 
 def crossing(canvas: Canvas) -> None:
@@ -192,11 +192,11 @@ def band(canvas: Canvas, colour, low: float, high: float) -> None:
     canvas.line([(u(0, 30), 0), (u(34, 64), SIZE)], canvas.near(colour), int(u(low, high)))
 
 
-def blocks(canvas: Canvas, colour, count: int, wide, high, spread: float) -> None:
+def blocks(canvas: Canvas, colour, count: int, widths, heights, spread: float) -> None:
     u = canvas.uniform
     for _ in range(count):
         x, y = u(0, SIZE), u(0, SIZE)
-        canvas.box(x, y, x + u(*wide), y + u(*high), canvas.near(colour, spread))
+        canvas.box(x, y, x + u(*widths), y + u(*heights), canvas.near(colour, spread))
 
 
 COVERING = {"stripes": stripes, "specks": specks, "band": band, "blocks": blocks}
@@ -228,8 +228,8 @@ class Weave:
     def wave(self, t: np.ndarray) -> np.ndarray:
         return (np.sin(2 * math.pi * (t + self.phase) / self.period) > 0).astype(float)
 
-    def within(self, t: np.ndarray) -> np.ndarray:
-        """Distance from the middle of the period t falls into."""
+    def offset(self, t: np.ndarray) -> np.ndarray:
+        """Return the distance from the middle of the period t falls into."""
         return np.mod(t + self.phase, self.period) - self.period / 2
 
     def clouds(self, cells: int) -> np.ndarray:
@@ -248,7 +248,7 @@ def radial(w: Weave) -> np.ndarray:
 TEXTURES = (
     lambda w: w.wave(w.u),
     lambda w: np.abs(w.wave(w.u) - w.wave(w.v)),
-    lambda w: w.within(w.u) ** 2 + w.within(w.v) ** 2 < (0.3 * w.period) ** 2,
+    lambda w: w.offset(w.u) ** 2 + w.offset(w.v) ** 2 < (0.3 * w.period) ** 2,
     lambda w: np.maximum(np.mod(w.u, w.period) < 2.5, np.mod(w.v, w.period) < 2.5),
     lambda w: w.wave(w.u + 5 * np.sin(2 * math.pi * w.v / w.period / 1.4)),
     concentric,

@@ -19,24 +19,24 @@ SILHOUETTES, SYMBOLS, GARMENTS = (list(parts.values()) for parts in PARTS.values
 
 def draw_parts(canvas: Canvas, parts, x: float, y: float, r: float, colour: Colour) -> None:
     """Draw the parts of a silhouette or symbol around (x, y) with reach r."""
-    for kind, *numbers in parts:
-        how, _, form = kind.rpartition(" ")
-        dark = tuple(int(0.55 * value) for value in colour)
-        fill = {"dark": dark, "black": (25, 25, 25)}.get(how, colour)
+    for kind, *values in parts:
+        style, _, form = kind.rpartition(" ")
+        dark = tuple(int(0.55 * channel) for channel in colour)
+        fill = {"dark": dark, "black": (25, 25, 25)}.get(style, colour)
         if form == "star":
             canvas.polygon(star(x, y, r, 5, UP), fill)
         elif form in ("disc", "box"):
-            a, b, wide, high = numbers
-            middle, half = (x + a * r, y + b * r), (wide * r, high * r)
+            a, b, width, height = values
+            middle, half = (x + a * r, y + b * r), (width * r, height * r)
             if form == "disc":
                 canvas.disc(*middle, *half, fill=fill)
             else:
                 (left, top), (right, bottom) = np.subtract(middle, half), np.add(middle, half)
                 canvas.box(left, top, right, bottom, fill)
         else:
-            corners = [(x + a * r, y + b * r) for a, b in numbers]
+            corners = [(x + a * r, y + b * r) for a, b in values]
             if form == "line":
-                canvas.line(corners, fill, 5 if how == "thick" else 3)
+                canvas.line(corners, fill, 5 if style == "thick" else 3)
             else:
                 canvas.polygon(corners, fill)
 
@@ -189,13 +189,13 @@ class Garment:
 def garment(label: int, rng: np.random.Generator) -> np.ndarray:
     """Draw one of ten grey garments on black, sometimes striped."""
     canvas = Canvas.plain(rng)
-    drawn = Garment(canvas)
+    piece = Garment(canvas)
     for part, *values in GARMENTS[label]:
-        getattr(drawn, part)(*values)
+        getattr(piece, part)(*values)
     if rng.random() < 0.4:
         for y in range(16, 54, 6):
-            left, right = MIDDLE - drawn.half + 1, MIDDLE + drawn.half - 1
-            drawn.line("seam", 1, (left, y), (right, y))
+            left, right = MIDDLE - piece.half + 1, MIDDLE + piece.half - 1
+            piece.line("seam", 1, (left, y), (right, y))
     return canvas.affine(7, 0.15, 3).finish(9, rng.uniform(0, 1.2), 0.08)
 
 

@@ -36,10 +36,10 @@ class Optimiser:
     """Muon and AdamW for all parameters of a model.   blocks: first parts of names inside blocks."""
 
     def __init__(self, model: nn.Module, blocks: str | tuple[str, ...]):
-        self.named = dict(model.named_parameters())
-        self.matrices = [n for n, p in self.named.items() if n.startswith(blocks) and p.ndim == 2]
-        self.momentum = {name: torch.zeros_like(self.named[name]) for name in self.matrices}
-        self.rest = {name: p for name, p in self.named.items() if name not in self.momentum}
+        self.params = dict(model.named_parameters())
+        self.matrices = [n for n, p in self.params.items() if n.startswith(blocks) and p.ndim == 2]
+        self.momentum = {name: torch.zeros_like(self.params[name]) for name in self.matrices}
+        self.rest = {name: p for name, p in self.params.items() if name not in self.momentum}
         groups = [
             {"params": [p for p in self.rest.values() if p.ndim > 1], "weight_decay": DECAY},
             {"params": [p for p in self.rest.values() if p.ndim <= 1], "weight_decay": 0.0},
@@ -54,26 +54,26 @@ class Optimiser:
         self._muon_step(MUON_LR * schedule)
         self.adamw.zero_grad(set_to_none=True)
         for name in self.matrices:
-            self.named[name].grad = None
+            self.params[name].grad = None
 
     @torch.no_grad()
     def _muon_step(self, lr: float) -> None:
         by_shape: dict[tuple[int, int], list[str]] = {}
         for name in self.matrices:
-            rows, columns = self.named[name].shape
+            rows, columns = self.params[name].shape
             by_shape.setdefault((min(rows, columns), max(rows, columns)), []).append(name)
         for names in by_shape.values():
             updates = [self._nesterov(name) for name in names]
-            wide = torch.stack([u if u.shape[0] <= u.shape[1] else u.T for u in updates])
-            for name, update in zip(names, orthogonalised(wide), strict=True):
-                weight = self.named[name]
+            stacked = torch.stack([u if u.shape[0] <= u.shape[1] else u.T for u in updates])
+            for name, update in zip(names, orthogonalised(stacked), strict=True):
+                weight = self.params[name]
                 rows, columns = weight.shape
                 update = update if rows <= columns else update.T
                 scale = -lr * max(1, rows / columns) ** 0.5
                 weight.mul_(1 - MUON_DECAY * lr).add_(update, alpha=scale)
 
     def _nesterov(self, name: str) -> Tensor:
-        gradient, momentum = self.named[name].grad, self.momentum[name]
+        gradient, momentum = self.params[name].grad, self.momentum[name]
         assert gradient is not None
         momentum.lerp_(gradient, 1 - MOMENTUM)
         return gradient.lerp(momentum, MOMENTUM)
@@ -92,8 +92,8 @@ class Optimiser:
             value.copy_(tensors[f"muon/{name}"])
         keys = ("step", "exp_avg", "exp_avg_sq")
         for name, parameter in self.rest.items():
-            own = {key: tensors[f"adamw/{key}/{name}"].clone() for key in keys}
-            self.adamw.state[parameter] = own
+            moments = {key: tensors[f"adamw/{key}/{name}"].clone() for key in keys}
+            self.adamw.state[parameter] = moments
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
@@ -157,10 +157,10 @@ def schedule(step: int, steps: int) -> float:
 
 def save_state(path: Path, run: Pretraining) -> None:
     """Write weights, optimiser and the number of steps done, complete or not at all."""
-    named = {f"model/{n}": value.detach() for n, value in run.model.named_parameters()}
-    named = {name: value.contiguous() for name, value in (named | run.optimiser.state()).items()}
+    tensors = {f"model/{n}": value.detach() for n, value in run.model.named_parameters()}
+    tensors = {n: value.contiguous() for n, value in (tensors | run.optimiser.state()).items()}
     with atomic_path(path) as hidden:
-        save_file(named, hidden, metadata={"recipe": repr(run.recipe), "done": str(run.done)})
+        save_file(tensors, hidden, metadata={"recipe": repr(run.recipe), "done": str(run.done)})
 
 
 def restore_state(path: Path, run: Pretraining) -> None:
@@ -212,17 +212,17 @@ def byte_level_bpe(
     return tokenizer
 
 
-def write_base(model: Any, out: Path, card: str, *parts: Any) -> None:
+def write_base(model: Any, out: Path, card: str, *components: Any) -> None:
     """Write a Hugging Face folder: float16 weights that load in float32, a card, and other parts."""
     config = model.config
     config.architectures = [type(model).__name__]
     towers = [getattr(config, n) for n in ("vision_config", "text_config") if hasattr(config, n)]
-    for part in (config, *towers):
-        part.dtype = torch.float32
+    for component in (config, *towers):
+        component.dtype = torch.float32
     weights = {name: value.detach().half().contiguous() for name, value in model.named_parameters()}
     with atomic_folder(out) as folder:
         config.save_pretrained(folder)
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        for part in parts:
-            part.save_pretrained(folder)
+        for component in components:
+            component.save_pretrained(folder)
         (folder / "README.md").write_text(card)

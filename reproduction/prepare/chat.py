@@ -21,14 +21,14 @@ PLAIN_TEXTS = "mmlu_subjects"
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction, and the word that answers it for each class of the task."""
+    """An instruction, and its one-word answer for each class of the task."""
 
-    asked: str
-    words: Mapping[str, str]
+    prompt: str
+    answers: Mapping[str, str]
 
 
 _ENTRIES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-INSTRUCTIONS = {task: Instruction(**entry) for task, entry in _ENTRIES.items()}
+INSTRUCTIONS = {task: Instruction(e["asked"], e["words"]) for task, e in _ENTRIES.items()}
 
 
 def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> None:
@@ -46,11 +46,11 @@ def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> 
     with atomic_folder(store / "texts") as folder:
         for task in (*chat.tasks, *chat.unseen, PLAIN):
             splits = counts if task in chat.tasks else {"test": chat.test}
-            named: dict[str, Any] = {"location": task, "kind": "folder", "paper_name": task}
-            sources[task] = TextSource(**named, splits={split: split for split in splits})
+            fields: dict[str, Any] = {"location": task, "kind": "folder", "paper_name": task}
+            sources[task] = TextSource(**fields, splits={split: split for split in splits})
             for split, count in splits.items():
-                given = (split, origin, tokenizer, chat.tokens)
-                rows = plain_rows(*given) if task == PLAIN else chat_rows(task, *given)
+                arguments = (split, origin, tokenizer, chat.tokens)
+                rows = plain_rows(*arguments) if task == PLAIN else chat_rows(task, *arguments)
                 file = folder / task / f"{split}.parquet"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 pq.write_table(pa.Table.from_pylist(rows[:count]), file)
@@ -67,17 +67,17 @@ def chat_rows(
     from reproduction.prepare.sources import read_rows
 
     instruction = INSTRUCTIONS[task]
-    for word in instruction.words.values():
+    for word in instruction.answers.values():
         if len(tokenizer(word)["input_ids"]) != 1:
             raise BadData(task, f"its answer {word!r} is not one token", "take another word")
     rows = []
     texts, labels, classes = read_rows(origin / task, split)
     for text, label in zip(texts, labels, strict=True):
-        word = instruction.words.get(classes[label])
+        word = instruction.answers.get(classes[label])
         if word is None:
             continue
         messages = [
-            {"role": "system", "content": instruction.asked},
+            {"role": "system", "content": instruction.prompt},
             {"role": "user", "content": shortened(text, tokenizer, tokens)},
         ]
         prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -5,7 +5,7 @@ Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Per
 2019). Its strengths are for images of 224 pixels: lengths are scaled with the width here, levels of
 grey are not. Sentences: typing errors, dropped and swapped words, in three strengths.
 
-Every image and text has a generator of its own, keyed by seed, task, damage and its place in the
+Every image and text has a generator of its own, keyed by seed, task, damage and its index in the
 split, so that its damage depends on no other and on no batch. n images · H, W height and width.
 """
 
@@ -90,12 +90,12 @@ def plasma(side: int, generator: np.random.Generator) -> Float64s:
 
     while step > 1:
         half = step // 2
-        known = field[::step, ::step]
-        beside, below = np.roll(known, -1, axis=1), np.roll(known, -1, axis=0)
-        middle = displaced(known + beside + below + np.roll(below, -1, axis=1))
+        corners = field[::step, ::step]
+        right, below = np.roll(corners, -1, axis=1), np.roll(corners, -1, axis=0)
+        middle = displaced(corners + right + below + np.roll(below, -1, axis=1))
         field[half::step, half::step] = middle
-        field[::step, half::step] = displaced(known + beside + middle + np.roll(middle, 1, axis=0))
-        field[half::step, ::step] = displaced(known + below + middle + np.roll(middle, 1, axis=1))
+        field[::step, half::step] = displaced(corners + right + middle + np.roll(middle, 1, axis=0))
+        field[half::step, ::step] = displaced(corners + below + middle + np.roll(middle, 1, axis=1))
         step, amplitude = half, amplitude / WIBBLE_DECAY**2
     field -= field.min()
     return field / field.max()
@@ -112,7 +112,7 @@ CORRUPTIONS: dict[str, Callable[[Float64s, np.random.Generator], Float64s]] = {
 
 
 def corruption_strengths(side: int) -> dict[str, str]:
-    """Return what each corruption does to images of this width, in words and pixels."""
+    """Return a description of each corruption of images of this width."""
     scale, radius = side / PUBLISHED_SIDE, (TAPS - 1) / 2
     return {
         "gaussian_noise": f"standard deviation {NOISE:g} of white, on every value",
@@ -137,12 +137,12 @@ class Corrupted:
 
     def __getitem__(self, index: Any, /) -> Pixels:
         """Return damaged images, (n, 3, H, W) uint8."""
-        places = np.arange(len(self))[index]
-        pairs = zip(self.pixels[places], places.tolist(), strict=True)
-        return np.stack([self._damaged(picture, place) for picture, place in pairs])
+        indices = np.arange(len(self))[index]
+        numbered = zip(self.pixels[indices], indices.tolist(), strict=True)
+        return np.stack([self._damaged(picture, index) for picture, index in numbered])
 
-    def _damaged(self, picture: Pixels, place: int) -> Pixels:
-        key = [self.seed, crc32(self.task.encode()), crc32(self.corruption.encode()), place]
+    def _damaged(self, picture: Pixels, index: int) -> Pixels:
+        key = [self.seed, crc32(self.task.encode()), crc32(self.corruption.encode()), index]
         changed = CORRUPTIONS[self.corruption](picture / 255.0, np.random.default_rng(key))
         return np.rint(255 * np.clip(changed, 0.0, 1.0)).astype(np.uint8)
 
@@ -157,19 +157,19 @@ def typing_errors(text: str, share: float, generator: np.random.Generator) -> st
     """Change each letter with probability `share`: drop it, double it, exchange it with the next,
     or type its neighbour on the keyboard.
     """
-    letters, out, place = list(text), [], 0
-    while place < len(letters):
-        letter = letters[place]
-        place += 1
+    letters, out, position = list(text), [], 0
+    while position < len(letters):
+        letter = letters[position]
+        position += 1
         if letter.isalpha() and generator.random() < share:
             kind = generator.integers(4)
             if kind == 0:
                 continue
             if kind == 1:
                 letter += letter
-            elif kind == 2 and place < len(letters):
-                letter = letters[place] + letter
-                place += 1
+            elif kind == 2 and position < len(letters):
+                letter = letters[position] + letter
+                position += 1
             else:
                 letter = neighbour(letter, generator)
         out.append(letter)
@@ -179,9 +179,9 @@ def typing_errors(text: str, share: float, generator: np.random.Generator) -> st
 def neighbour(letter: str, generator: np.random.Generator) -> str:
     """Return a neighbour in the keyboard's row, or the letter itself if it is in none."""
     for row in KEYBOARD:
-        place = row.find(letter.lower())
-        if place >= 0:
-            near = row[max(place - 1, 0) : place] + row[place + 1 : place + 2]
+        column = row.find(letter.lower())
+        if column >= 0:
+            near = row[max(column - 1, 0) : column] + row[column + 1 : column + 2]
             typed = near[int(generator.integers(len(near)))]
             return typed.upper() if letter.isupper() else typed
     return letter
@@ -189,22 +189,22 @@ def neighbour(letter: str, generator: np.random.Generator) -> str:
 
 def dropped_words(text: str, share: float, generator: np.random.Generator) -> str:
     """Drop each word with probability `share`; at least one stays."""
-    words = text.split()
-    stays = generator.random(len(words)) >= share
-    if words and not stays.any():
-        stays[int(generator.integers(len(words)))] = True
-    return " ".join(word for word, kept in zip(words, stays, strict=True) if kept)
+    tokens = text.split()
+    stays = generator.random(len(tokens)) >= share
+    if tokens and not stays.any():
+        stays[int(generator.integers(len(tokens)))] = True
+    return " ".join(token for token, stay in zip(tokens, stays, strict=True) if stay)
 
 
 def swapped_words(text: str, share: float, generator: np.random.Generator) -> str:
     """Exchange each word with the next with probability `share`, from first to last; a moved word
     may move on.
     """
-    words = text.split()
-    for place in range(len(words) - 1):
+    tokens = text.split()
+    for position in range(len(tokens) - 1):
         if generator.random() < share:
-            words[place], words[place + 1] = words[place + 1], words[place]
-    return " ".join(words)
+            tokens[position], tokens[position + 1] = tokens[position + 1], tokens[position]
+    return " ".join(tokens)
 
 
 # by damage: the function, its share in each strength, and of what
@@ -219,10 +219,10 @@ DAMAGES: dict[str, tuple[Callable[..., str], tuple[float, ...], str]] = {
 
 
 def damage_strengths() -> dict[str, str]:
-    """Return what each damage of texts does, in words and numbers."""
+    """Return a description of each damage of texts."""
     return {
-        name: f"{', '.join(f'{100 * share:g}' for share in shares)} % {words}"
-        for name, (_, shares, words) in DAMAGES.items()
+        name: f"{', '.join(f'{100 * share:g}' for share in shares)} % {description}"
+        for name, (_, shares, description) in DAMAGES.items()
     }
 
 

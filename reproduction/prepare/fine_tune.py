@@ -38,7 +38,7 @@ Loss = Callable[[int], tuple[str, Tensor]]  # the task of a step, and the loss o
 def descend(model: nn.Module, loss: Loss, recipe: AnyFineTune, dropout: str) -> None:
     """Train in place the parameters that require gradients, by SGD or AdamW with clipped gradients.
 
-    loss: called with the step, from 0.   dropout: what its draws are keyed by; the global generator
+    loss: called with the step, from 0.   dropout: the key of its draws; the global generator
     stays as it was.   Raises: Diverged with task and step for a loss that is not finite.
     """
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -108,14 +108,14 @@ def fine_tune(
         return math.exp(float(heads["logit_scale"])) * F.normalize(pooled, dim=-1) @ head
 
     def loss(step: int) -> tuple[str, Tensor]:
-        turn, place = divmod(step, len(tasks))
-        task = tasks[place]
+        turn, task_index = divmod(step, len(tasks))
+        task = tasks[task_index]
         rows, key = samples[task], f"multitask {task}" if shared else task
         order_of = similar_lengths if isinstance(rows, SentenceSet) else batch_indices
-        chosen = order_of(key, len(rows), recipe.batch, turn, seed)
-        (batch,) = rows.batches(chosen, len(chosen))
+        indices = order_of(key, len(rows), recipe.batch, turn, seed)
+        (batch,) = rows.batches(indices, len(indices))
         batch = {name: value.to(device) for name, value in batch.items()}
-        labels = torch.from_numpy(rows.labels[chosen]).to(device)
+        labels = torch.from_numpy(rows.labels[indices]).to(device)
         return task, F.cross_entropy(scores(batch, heads[f"head/{task}"]), labels)
 
     descend(learner, loss, recipe, f"{'multitask' if shared else tasks[0]} {seed}")
@@ -137,13 +137,13 @@ def similar_lengths(task: str, count: int, batch: int, step: int, seed: int) -> 
     neighbours are a batch, and batches come in a drawn order.
     """
     batch = min(batch, count)
-    epoch, place = divmod(step, count // batch)
+    epoch, number = divmod(step, count // batch)
     key = [seed, crc32(task.encode()), epoch]
     order = np.random.default_rng(key).permutation(count)[: count // batch * batch]
-    window, within = divmod(place, WINDOW)
-    drawn = np.sort(order[window * WINDOW * batch :][: WINDOW * batch]).reshape(-1, batch)
-    turns = np.random.default_rng([*key, window]).permutation(len(drawn))
-    return drawn[turns[within]].astype(np.int64)
+    window, within = divmod(number, WINDOW)
+    batches = np.sort(order[window * WINDOW * batch :][: WINDOW * batch]).reshape(-1, batch)
+    turns = np.random.default_rng([*key, window]).permutation(len(batches))
+    return batches[turns[within]].astype(np.int64)
 
 
 def fine_tune_text(
@@ -174,13 +174,13 @@ def fine_tune_text(
         freeze(learner, recipe.frozen)
     else:
         learner = with_adapters(base, lora.rank, lora.alpha, lora.modules, seed)
-    place = torch_device(device)
-    learner = learner.to(place)
+    target = torch_device(device)
+    learner = learner.to(target)
 
     def loss(step: int) -> tuple[str, Tensor]:
-        chosen = batch_indices(task, len(examples), recipe.batch, step, seed).tolist()
-        batch = example_batch([examples[i] for i in chosen], reader.pad)
-        return task, learner(**{name: value.to(place) for name, value in batch.items()}).loss
+        indices = batch_indices(task, len(examples), recipe.batch, step, seed).tolist()
+        batch = example_batch([examples[i] for i in indices], reader.pad)
+        return task, learner(**{name: value.to(target) for name, value in batch.items()}).loss
 
     descend(learner, loss, recipe, f"{task} {seed}")
     learner = learner.to("cpu")
@@ -212,8 +212,8 @@ def with_adapters(
         for name, parameter in adapted.named_parameters():
             if ".lora_A." in name:
                 generator = np.random.default_rng([seed, crc32(name.encode())])
-                drawn = generator.uniform(-1, 1, tuple(parameter.shape))
-                parameter.copy_(torch.from_numpy(drawn / math.sqrt(parameter.shape[1])))
+                values = generator.uniform(-1, 1, tuple(parameter.shape))
+                parameter.copy_(torch.from_numpy(values / math.sqrt(parameter.shape[1])))
     return adapted
 
 

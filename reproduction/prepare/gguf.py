@@ -48,14 +48,14 @@ def write_llama(data: bytes, folder: Path) -> None:
 def read(data: bytes) -> tuple[dict[str, Any], dict[str, Float32s]]:
     """Return the keys, and the tensors by GGUF's names, the fastest size last."""
     at = 24
-    count, keyed = struct.unpack_from("<QQ", data, 8)
+    count, key_count = struct.unpack_from("<QQ", data, 8)
 
     def value(kind: int) -> Any:
         nonlocal at
         if kind in SCALARS:
-            (found,) = struct.unpack_from(f"<{SCALARS[kind]}", data, at)
+            (scalar,) = struct.unpack_from(f"<{SCALARS[kind]}", data, at)
             at += struct.calcsize(f"<{SCALARS[kind]}")
-            return found
+            return scalar
         if kind == STRING:
             length = value(10)
             at += length
@@ -64,15 +64,15 @@ def read(data: bytes) -> tuple[dict[str, Any], dict[str, Float32s]]:
         inner, length = value(4), value(10)
         return [value(inner) for _ in range(length)]
 
-    keys = {value(STRING): value(value(4)) for _ in range(keyed)}
-    places = []
+    keys = {value(STRING): value(value(4)) for _ in range(key_count)}
+    table = []
     for _ in range(count):
         name, sizes = value(STRING), [value(10) for _ in range(value(4))]
-        places.append((name, sizes[::-1], value(4), value(10)))
+        table.append((name, sizes[::-1], value(4), value(10)))
     alignment = keys.get("general.alignment", 32)
     start = -(-at // alignment) * alignment
     return keys, {
-        name: DEQUANTISED[kind](data, start + offset, sizes) for name, sizes, kind, offset in places
+        name: DEQUANTISED[kind](data, start + offset, sizes) for name, sizes, kind, offset in table
     }
 
 
@@ -127,17 +127,17 @@ def llama_tensors(keys: Mapping[str, Any], stored: Mapping[str, Float32s]) -> di
 
 def llama_config(keys: Mapping[str, Any], tied: bool) -> dict[str, Any]:
     """Return config.json of LlamaForCausalLM."""
-    own = {name.removeprefix("llama."): value for name, value in keys.items()}
+    info = {name.removeprefix("llama."): value for name, value in keys.items()}
     ids = {name: keys[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32",
-        "vocab_size": len(keys["tokenizer.ggml.tokens"]), "hidden_size": own["embedding_length"],
-        "intermediate_size": own["feed_forward_length"], "num_hidden_layers": own["block_count"],
-        "num_attention_heads": own["attention.head_count"],
-        "num_key_value_heads": own["attention.head_count_kv"],
-        "max_position_embeddings": own["context_length"], "hidden_act": "silu",
-        "rms_norm_eps": float(np.round(own["attention.layer_norm_rms_epsilon"], 9)),
-        "rope_theta": own["rope.freq_base"], "tie_word_embeddings": tied,
+        "vocab_size": len(keys["tokenizer.ggml.tokens"]), "hidden_size": info["embedding_length"],
+        "intermediate_size": info["feed_forward_length"], "num_hidden_layers": info["block_count"],
+        "num_attention_heads": info["attention.head_count"],
+        "num_key_value_heads": info["attention.head_count_kv"],
+        "max_position_embeddings": info["context_length"], "hidden_act": "silu",
+        "rms_norm_eps": float(np.round(info["attention.layer_norm_rms_epsilon"], 9)),
+        "rope_theta": info["rope.freq_base"], "tie_word_embeddings": tied,
         "bos_token_id": ids["bos"], "eos_token_id": ids["eos"],
         "pad_token_id": keys["tokenizer.ggml.padding_token_id"],
     }  # fmt: skip
@@ -148,19 +148,19 @@ def write_tokenizer(keys: Mapping[str, Any], folder: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    own = {name.removeprefix("tokenizer.ggml."): value for name, value in keys.items()}
-    tokens, merges = own["tokens"], [tuple(pair.split(" ")) for pair in own["merges"]]
+    ggml = {key.removeprefix("tokenizer.ggml."): value for key, value in keys.items()}
+    tokens, merges = ggml["tokens"], [tuple(pair.split(" ")) for pair in ggml["merges"]]
     model = models.BPE(vocab={token: n for n, token in enumerate(tokens)}, merges=merges)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    special = [tokens[n] for n, kind in enumerate(own["token_type"]) if kind == SPECIAL]
+    special = [tokens[n] for n, kind in enumerate(ggml["token_type"]) if kind == SPECIAL]
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-    known = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    words = {f"{word}_token": tokens[own[f"{name}_token_id"]] for word, name in known.items()}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **words)
+    roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    named = {f"{role}_token": tokens[ggml[f"{key}_token_id"]] for role, key in roles.items()}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
     fast.model_max_length = keys["llama.context_length"]
     fast.chat_template = keys["tokenizer.chat_template"]
     fast.save_pretrained(folder)

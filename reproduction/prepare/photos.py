@@ -66,9 +66,9 @@ def write_digits(folder: Path) -> None:
     order, start = np.random.default_rng(0).permutation(len(levels)), 0
     folder.mkdir(parents=True)
     for split, count in SPLITS.items():
-        chosen, start = order[start : start + count], start + count
-        table = {"image": [Image.fromarray(levels[row]) for row in chosen]}
-        table["label"] = digits.target[chosen].tolist()
+        indices, start = order[start : start + count], start + count
+        table = {"image": [Image.fromarray(levels[row]) for row in indices]}
+        table["label"] = digits.target[indices].tolist()
         datasets.Dataset.from_dict(table, features).to_parquet(folder / f"{split}.parquet")
 
 
@@ -81,21 +81,21 @@ def as_vit(dinov2: Any, size: int) -> nn.Module:
     """
     from transformers import ViTConfig, ViTModel
 
-    own = dinov2.config
+    source = dinov2.config
     names = "hidden_size num_hidden_layers num_attention_heads patch_size layer_norm_eps"
-    sizes = {name: getattr(own, name) for name in names.split()}
-    sizes |= {"intermediate_size": own.hidden_size * own.mlp_ratio, "image_size": size}
+    sizes = {name: getattr(source, name) for name in names.split()}
+    sizes |= {"intermediate_size": source.hidden_size * source.mlp_ratio, "image_size": size}
     config = ViTConfig(**sizes, hidden_dropout_prob=0.0, pooler_act="linear")
-    vit, given, state = ViTModel(config).eval(), dinov2.state_dict(), {}
-    tokens = torch.zeros(1, (size // own.patch_size) ** 2 + 1, own.hidden_size)
+    vit, weights, state = ViTModel(config).eval(), dinov2.state_dict(), {}
+    tokens = torch.zeros(1, (size // source.patch_size) ** 2 + 1, source.hidden_size)
     positions = dinov2.embeddings.interpolate_pos_encoding(tokens, size, size)
-    given["embeddings.position_embeddings"] = positions
-    for name, value in given.items():
+    weights["embeddings.position_embeddings"] = positions
+    for name, value in weights.items():
         block = name.partition(".attention." if ".attention." in name else ".mlp.")[0]
         if ".attention.o_proj." in name or ".attention.output.dense." in name:
-            scale = given[f"{block}.layer_scale1.lambda1"]
+            scale = weights[f"{block}.layer_scale1.lambda1"]
         elif ".mlp.fc2." in name:
-            scale = given[f"{block}.layer_scale2.lambda1"]
+            scale = weights[f"{block}.layer_scale2.lambda1"]
         elif "layer_scale" in name or "mask_token" in name:
             continue
         else:
@@ -103,8 +103,8 @@ def as_vit(dinov2: Any, size: int) -> nn.Module:
         for old, new in RENAMED.items():
             name = name.replace(old, new)
         state[name] = value * (scale[:, None] if value.ndim == 2 else scale)
-    state["pooler.dense.weight"] = torch.eye(own.hidden_size)
-    state["pooler.dense.bias"] = torch.zeros(own.hidden_size)
+    state["pooler.dense.weight"] = torch.eye(source.hidden_size)
+    state["pooler.dense.bias"] = torch.zeros(source.hidden_size)
     vit.load_state_dict(state)
     return vit
 
@@ -143,9 +143,9 @@ def backbone(model: bytes) -> Arrays:
     """Return the backbone's tensors under transformers' names."""
     graph = list(_fields(dict(_fields(model))[7]))
     state, positions, users = Arrays(), Arrays(), dict[str, str]()
-    for parts in (list(_fields(value)) for number, value in graph if number == 1):
-        node = dict(parts).get(3, b"").decode()
-        users |= {text.decode(): node for part, text in parts if part == 1}
+    for fields in (list(_fields(value)) for number, value in graph if number == 1):
+        node = dict(fields).get(3, b"").decode()
+        users |= {text.decode(): node for number, text in fields if number == 1}
     for name, tensor in (_tensor(value) for number, value in graph if number == 5):
         if tensor is None:
             continue
@@ -156,8 +156,8 @@ def backbone(model: bytes) -> Arrays:
             state[f"{module.replace('/', '.')}.weight"] = tensor.T
         elif tensor.ndim == 3 and tensor.shape[::2] == (1, CONFIG["hidden_size"]):
             positions["class" if tensor.shape[1] == 1 else "patches"] = tensor
-    both = [positions["class"], positions["patches"]]
-    state["embeddings.position_embeddings"] = np.concatenate(both, axis=1)
+    tables = [positions["class"], positions["patches"]]
+    state["embeddings.position_embeddings"] = np.concatenate(tables, axis=1)
     # not in the file; only masked pre-training reads it
     state["embeddings.mask_token"] = np.zeros((1, CONFIG["hidden_size"]), np.float32)
     return state
@@ -165,16 +165,16 @@ def backbone(model: bytes) -> Arrays:
 
 def _tensor(data: bytes) -> tuple[str, NDArray[np.float32] | None]:
     """Return the name of an initializer and its float32 values; None for other types."""
-    found, dims = dict[int, Any](), list[int]()
+    by_number, dims = dict[int, Any](), list[int]()
     for number, value in _fields(data):
-        found[number] = value
+        by_number[number] = value
         if number == 1:
             dims += (
                 [value] if isinstance(value, int) else iter(partial(_varint, BytesIO(value)), None)
             )
-    floats = found.get(2) == FLOAT and 9 in found
-    values = np.frombuffer(found[9], "<f4").reshape(dims) if floats else None
-    return found.get(8, b"").decode(), values
+    floats = by_number.get(2) == FLOAT and 9 in by_number
+    values = np.frombuffer(by_number[9], "<f4").reshape(dims) if floats else None
+    return by_number.get(8, b"").decode(), values
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

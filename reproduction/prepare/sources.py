@@ -36,7 +36,7 @@ from reproduction.results import project_root
 
 SPLITS = ("train", "validation", "test", "stream")
 LABELS = "labels.json"
-TOKENS = 48  # at most so many of a text, the two at its ends included
+TOKENS = 48  # maximum of a text, the two at its ends included
 
 
 @dataclass(frozen=True)
@@ -65,29 +65,29 @@ class SentenceSet:
         from featcal.data.batches import padded
 
         ids, mask = padded([self.ids[index] for index in indices], self.tokenizer.pad_token_id)
-        found = {"input_ids": ids, "attention_mask": mask}
+        keywords = {"input_ids": ids, "attention_mask": mask}
         if self.first is not None:
             positions = torch.arange(self.first, self.first + ids.shape[1])
-            found["position_ids"] = positions.expand_as(ids)
-        return found
+            keywords["position_ids"] = positions.expand_as(ids)
+        return keywords
 
     def batches(
         self, indices: Sequence[int] | NDArray[np.int64] | None, size: int
     ) -> Iterator[dict[str, Tensor]]:
         """Yield batches in the order of `indices` (None: all texts)."""
-        chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
-        for start in range(0, len(chosen), size):
-            yield self.batch(chosen[start : start + size])
+        order = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
+        for start in range(0, len(order), size):
+            yield self.batch(order[start : start + size])
 
     def take(self, indices: Sequence[int] | NDArray[np.int64]) -> "SentenceSet":
         """Return the texts with these indices, shortest first whatever the order of indices."""
-        chosen = np.sort(np.asarray(indices, dtype=np.int64))
-        texts, ids = (tuple(values[index] for index in chosen) for values in (self.texts, self.ids))
-        kept = {"labels": self.labels[chosen], "rows": self.rows[chosen]}
-        return replace(self, texts=texts, ids=ids, **kept)
+        order = np.sort(np.asarray(indices, dtype=np.int64))
+        texts, ids = (tuple(values[index] for index in order) for values in (self.texts, self.ids))
+        arrays = {"labels": self.labels[order], "rows": self.rows[order]}
+        return replace(self, texts=texts, ids=ids, **arrays)
 
     def reading(self, texts: Sequence[str]) -> "SentenceSet":
-        """Return other texts in the places of these."""
+        """Return the set with other texts, in the same order."""
         return replace(self, texts=tuple(texts), ids=tokens(self.tokenizer, texts))
 
 
@@ -136,8 +136,8 @@ def read_classes(folder: Path) -> Prompts:
     if not file.is_file():
         raise MissingPath(file, "class names of a task", f"write {content} there")
     try:
-        named = json.loads(file.read_text("utf-8"))
-        return Prompts(tuple(map(str, named["classes"])), tuple(map(str, named["templates"])))
+        names = json.loads(file.read_text("utf-8"))
+        return Prompts(tuple(map(str, names["classes"])), tuple(map(str, names["templates"])))
     except (ValueError, TypeError, KeyError):
         raise BadFile(file, "has no classes", f"it holds {content}") from None
 
@@ -212,12 +212,12 @@ def load_task(data: Path, task: str, split: str, model: Path) -> ImageSet | Sent
     preprocess = Preprocess.from_folder(model, source.processor)
     # models are scored on all of a split, but see a few hundred of its training images
     whole = split != "train"
-    asked = Split(location, source.splits[split], preprocess, whole, source.classes, **hub)
+    requested = Split(location, source.splits[split], preprocess, whole, source.classes, **hub)
     try:  # apart from the outputs, which DVC removes
         folder = project_root(data) / ".featcal" / "decoded"
     except MissingPath:
-        return asked.load()
-    return mapped_images(folder, asked)
+        return requested.load()
+    return mapped_images(folder, requested)
 
 
 @dataclass(frozen=True)
@@ -237,29 +237,29 @@ class Split:
     def file(self) -> str:
         """Return the file's name: of the split and its preparation, for every state of the source."""
         source = self.source if self.revision else Path(self.source).resolve()
-        named = [self.classes and [*self.classes], sorted((self.columns or {}).items())]
-        asked = [str(source), self.name, self.config, self.preprocess.settings, *named]
-        return f"{_digest(json.dumps(asked))}.npy"
+        options = [self.classes and [*self.classes], sorted((self.columns or {}).items())]
+        parts = [str(source), self.name, self.config, self.preprocess.settings, *options]
+        return f"{_digest(json.dumps(parts))}.npy"
 
     @property
     def state(self) -> str:
-        """Return a digest of what else decides the bytes: the hub's commit or the state of every
-        file of the folder, code, PIL, transformers.
+        """Return a digest of everything else that decides the bytes: the hub's commit, or the state
+        of every file of the folder; code, PIL, transformers.
         """
         source: Any = self.revision
         if not source:
             walked = walk(Path(self.source), followlinks=True)
-            files = sorted(Path(place) / name for place, _, names in walked for name in names)
+            files = sorted(Path(folder) / name for folder, _, names in walked for name in names)
             # what changes when a file is written in place (nobody can set ctime) or replaced
-            parts = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
-            source = [(str(path), *parts(path.stat())) for path in files]
+            stats = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
+            source = [(str(path), *stats(path.stat())) for path in files]
         return _digest(json.dumps([source, _code(), PIL.__version__, transformers.__version__]))
 
-    def load(self, **more: Any) -> ImageSet:
+    def load(self, **options: Any) -> ImageSet:
         """Load the split from its source. Raises: as load_images."""
         names = ("classes", "revision", "config", "columns")
-        named: Any = {name: getattr(self, name) for name in names}
-        return pictures.load_images(self.source, self.name, self.preprocess, **named, **more)
+        fields: Any = {name: getattr(self, name) for name in names}
+        return pictures.load_images(self.source, self.name, self.preprocess, **fields, **options)
 
 
 def mapped_images(folder: Path, split: Split) -> ImageSet:
@@ -268,31 +268,31 @@ def mapped_images(folder: Path, split: Split) -> ImageSet:
     Raises: as load_images, when they are decoded; DiskFull.
     """
     path, state = folder / split.file, split.state
-    found = _mapped(path, state, split.preprocess)
-    if found is None:
+    mapped = _mapped(path, state, split.preprocess)
+    if mapped is None:
         images = split.load(in_memory=0)
         if not split.whole and len(images) * images.pixels[np.arange(1)].nbytes > WORTHWHILE:
             return images
         _write(path, state, images, f"{split.source} ({split.name})")
-        found = _mapped(path, state, split.preprocess)
-        assert found is not None, f"{path} was written and cannot be read"
-    return found
+        mapped = _mapped(path, state, split.preprocess)
+        assert mapped is not None, f"{path} was written and cannot be read"
+    return mapped
 
 
 def _mapped(path: Path, state: str, preprocess: Preprocess) -> ImageSet | None:
     """Return the images of a file; None unless it is there, whole and of this state."""
     try:
-        known = json.loads(path.with_suffix(".json").read_text("utf-8"))
+        content = json.loads(path.with_suffix(".json").read_text("utf-8"))
         pixels = np.load(path, mmap_mode="r").view(np.ndarray)
     except (OSError, ValueError, EOFError):
         return None
-    if known["state"] != state:
+    if content["state"] != state:
         return None
-    labels, classes = np.array(known["labels"], np.int64), tuple(known["classes"])
+    labels, classes = np.array(content["labels"], np.int64), tuple(content["classes"])
     return ImageSet(pixels, preprocess, labels, classes)
 
 
-def _write(path: Path, state: str, images: ImageSet, place: str) -> None:
+def _write(path: Path, state: str, images: ImageSet, label: str) -> None:
     """Decode everything into the file, a chunk at a time; its state is written last."""
     count, first = len(images), images.pixels[np.arange(1)]
     header = {"descr": "|u1", "fortran_order": False, "shape": (count, *first.shape[1:])}
@@ -304,9 +304,9 @@ def _write(path: Path, state: str, images: ImageSet, place: str) -> None:
             file.write(images.pixels[np.arange(start, stop)].data)
             if time.monotonic() - reported > SHOWN:
                 reported = time.monotonic()
-                print(f"  {place}: {stop} of {count} pictures decoded", file=sys.stderr)
-    known = {"state": state, "labels": images.labels.tolist(), "classes": list(images.classes)}
-    write_json(path.with_suffix(".json"), known)
+                print(f"  {label}: {stop} of {count} pictures decoded", file=sys.stderr)
+    content = {"state": state, "labels": images.labels.tolist(), "classes": list(images.classes)}
+    write_json(path.with_suffix(".json"), content)
 
 
 @cache

@@ -36,21 +36,21 @@ FINE_TUNE = "fine_tune"
 Processor = Literal["pil", "torchvision"]  # what resizes images
 
 
-def made_or_named(experts: str) -> str:
+def experts_source(experts: str) -> str:
     """Return the experts' source. Raises: PydanticCustomError."""
     if experts != FINE_TUNE and "{task}" not in experts:
-        wanted = f"must be {FINE_TUNE}, or a hub id with {{task}} in it"
-        raise PydanticCustomError("source", wanted)
+        expected = f"must be {FINE_TUNE}, or a hub id with {{task}} in it"
+        raise PydanticCustomError("source", expected)
     return experts
 
 
 def present(roles: Any) -> Any:
     """Return the roles without those that are null."""
-    named = isinstance(roles, Mapping)
-    return {key: role for key, role in roles.items() if role is not None} if named else roles
+    is_mapping = isinstance(roles, Mapping)
+    return {key: role for key, role in roles.items() if role is not None} if is_mapping else roles
 
 
-ExpertsFrom = Annotated[str, AfterValidator(made_or_named)]
+ExpertsFrom = Annotated[str, AfterValidator(experts_source)]
 Present = BeforeValidator(present)
 
 
@@ -70,7 +70,7 @@ class CosineRate(Settings):
 
 
 class FineTune(CosineRate):
-    """How an expert of images is trained: SGD with Nesterov momentum.
+    """Training of an expert of images: SGD with Nesterov momentum.
 
     frozen: first parts of the names of parameters that stay.
     """
@@ -92,7 +92,7 @@ class Lora(Settings):
 
 
 class FineTuneText(CosineRate):
-    """How an expert of texts is trained: AdamW on the cross-entropy of what follows the prompt.
+    """Training of an expert of texts: AdamW on the cross-entropy of the text after the prompt.
 
     frozen: embeddings and language head lie outside the blocks, where no calibration could follow
     the experts (vocabularies of published experts even differ in size).   lora: train low-rank
@@ -109,7 +109,7 @@ class FineTuneText(CosineRate):
 
 
 class FineTuneSentences(CosineRate):
-    """How an expert of sentences or real images is trained: AdamW, linear warm-up and decay.
+    """Training of an expert of sentences or real images: AdamW, linear warm-up and decay.
 
     The loss is the cross-entropy of head · feature / temperature; of images, at CLIP's scale.
     """
@@ -129,7 +129,7 @@ class FineTuneSentences(CosineRate):
 
 
 class ImageData(Settings):
-    """Where images come from: drawn (mini), one folder per task in `folder` (files), the hub.
+    """Source of the images: synthetic (mini), one folder per task in `folder` (files), the hub.
 
     train, validation, test: images per task; None: all.   processor: what resizes images; those of
     mini are drawn at their models' size.
@@ -152,7 +152,7 @@ class ImageData(Settings):
 
 
 class TextData(Settings):
-    """Where texts come from: drawn (mini), one folder per task in `folder` (files), the hub.
+    """Source of the texts: synthetic (mini), one folder per task in `folder` (files), the hub.
 
     train, validation, test: samples per task; None: all.   domain_train: of the experts' domains.
     """
@@ -203,7 +203,7 @@ class LanguageRole(Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def fine_tuning(self, task: str) -> FineTuneText:
-        """Return how the expert of one task is trained."""
+        """Return the training of one task's expert."""
         return self.fine_tune.but(steps=self.steps.get(task, self.fine_tune.steps))
 
 
@@ -260,18 +260,18 @@ class Language(Settings):
     tests: Mapping[str, str] = {}
 
     def check(self) -> None:
-        for part, known in (("pools", (GLUE_POOL, DOMAIN_POOL)), ("tests", tuple(DOMAINS))):
+        for part, allowed in (("pools", (GLUE_POOL, DOMAIN_POOL)), ("tests", tuple(DOMAINS))):
             for name in getattr(self, part):
-                require_known(f"language.{part}", name, known)
-        sourced = self.texts is not None or not self.roles
-        require(sourced, "language.texts", None, "must say where texts come from")
+                require_known(f"language.{part}", name, allowed)
+        has_source = self.texts is not None or not self.roles
+        require(has_source, "language.texts", None, "must say where texts come from")
 
 
 class Chat(Settings):
     """The language models that answer instructions about real texts.
 
     texts: folder with one folder per task.   tasks: with one expert each.   unseen: without.
-    tokens: of a text.   train, validation, test: at most so many rows of a task.
+    tokens: of a text.   train, validation, test: maximum rows of a task.
     """
 
     section = "chat"
@@ -309,25 +309,25 @@ class Suite(Settings):
     chat: Chat = Chat()
 
     def check(self) -> None:
-        own = self.data.source == "files"  # folders, whatever their names
-        require_nested("pools", self.pools, () if own else tuple(TASKS))
+        any_name = self.data.source == "files"  # folders, whatever their names
+        require_nested("pools", self.pools, () if any_name else tuple(TASKS))
         for task in self.expert_steps:
             require_known("expert_steps", task, self.tasks)
 
     def fine_tuning(self, task: str) -> FineTune:
-        """Return how the expert of one task of images is trained."""
+        """Return the training of one image task's expert."""
         return self.fine_tune.but(steps=self.expert_steps.get(task, self.fine_tune.steps))
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Every task of images in any pool, in the order of the largest."""
+        """Return every task of images in any pool, in the order of the largest."""
         return max(self.pools.values(), key=len)
 
     @property
     def every_role(self) -> dict[str, Role | LanguageRole | SentenceRole]:
-        """Models of images, of sentences, of real images and of texts."""
-        own = {**self.roles, **self.sentences.roles, **self.photos.roles}
-        return {**own, **self.language.roles, **self.chat.roles}
+        """Return the models of images, of sentences, of real images and of texts."""
+        encoders = {**self.roles, **self.sentences.roles, **self.photos.roles}
+        return {**encoders, **self.language.roles, **self.chat.roles}
 
     def pools_of(self, role: str) -> dict[Pool, tuple[str, ...]]:
         """Return the tasks of a role's pools: by name for texts, else by size."""
@@ -335,49 +335,49 @@ class Suite(Settings):
             return {**self.language.pools}
         if role in self.chat.roles:
             return {CHAT_POOL: self.chat.tasks}
-        real = (one for one in (self.sentences, self.photos) if role in one.roles)
-        return {**next(real, self).pools}
+        groups = (group for group in (self.sentences, self.photos) if role in group.roles)
+        return {**next(groups, self).pools}
 
     def tasks_of(self, role: str, pool: Pool) -> tuple[str, ...]:
         """Return the tasks of one pool of a role. Raises: BadSetting for a pool it lacks."""
         pools = self.pools_of(role)
         if pool not in pools:
-            known = ", ".join(map(str, pools))
-            problem = f"is not in suites/{self.name}.yaml for {role}; there are {known}"
+            names = ", ".join(map(str, pools))
+            problem = f"is not in suites/{self.name}.yaml for {role}; there are {names}"
             raise BadSetting("pool", pool, problem)
         return pools[pool]
 
 
 def load_suite(root: Path, name: str) -> Suite:
     """Return the suite of `suites/<name>.yaml`. Raises: UnknownKey, BadSetting."""
-    place = f"suites/{name}.yaml"
-    if not (root / place).is_file():
+    location = f"suites/{name}.yaml"
+    if not (root / location).is_file():
         raise UnknownKey("suite", name, sorted(p.stem for p in (root / "suites").glob("*.yaml")))
-    raw = read_yaml(root / place)
-    given = {key: value for key, value in raw.items() if key not in SECTIONS or value}
-    return Suite.from_mapping({**given, "name": name}, place)
+    raw = read_yaml(root / location)
+    settings = {key: value for key, value in raw.items() if key not in SECTIONS or value}
+    return Suite.from_mapping({**settings, "name": name}, location)
 
 
-def require_source(given: Any, *counts: str) -> None:
-    """Raise BadSetting unless drawn samples have counts, and files a folder."""
-    for name in counts if given.source == "mini" else ():
-        require(getattr(given, name) is not None, name, None, "must be a number of samples")
-    named = given.source != "files" or bool(given.folder)
-    require(named, "folder", given.folder, "must name the folder with your tasks")
+def require_source(data: Any, *counts: str) -> None:
+    """Raise BadSetting unless synthetic samples have counts, and files a folder."""
+    for name in counts if data.source == "mini" else ():
+        require(getattr(data, name) is not None, name, None, "must be a number of samples")
+    has_folder = data.source != "files" or bool(data.folder)
+    require(has_folder, "folder", data.folder, "must name the folder with your tasks")
 
 
 def require_nested(
-    place: str, pools: Mapping[int, Sequence[str]], known: Sequence[str] = ()
+    location: str, pools: Mapping[int, Sequence[str]], known: Sequence[str] = ()
 ) -> None:
     """Raise UnknownKey or BadSetting unless there are pools, all of them in the largest one.
 
     known: all tasks; empty where any name may be one.
     """
-    require(bool(pools), place, pools, "must hold a pool of tasks, for example 8: [mnist, svhn]")
+    require(bool(pools), location, pools, "must hold a pool of tasks, for example 8: [mnist, svhn]")
     largest = max(pools.values(), key=len)
     for size, tasks in pools.items():
         for task in tasks:
             if known and task not in known:
-                raise UnknownKey(f"{place}.{size}", task, list(known))
+                raise UnknownKey(f"{location}.{size}", task, list(known))
         inside = set(tasks) <= set(largest)
-        require(inside, f"{place}.{size}", tasks, "must hold only tasks of the largest pool")
+        require(inside, f"{location}.{size}", tasks, "must hold only tasks of the largest pool")

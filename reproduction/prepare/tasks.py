@@ -100,13 +100,13 @@ class Prompts:
 
 
 def load_prompts(task: str) -> Prompts:
-    """Return what the published experts of a task were trained with, to the letter.
+    """Return the class names and templates that the task's published experts were trained with.
 
     Underscores and misspellings stay: another spelling is another text feature. Raises: UnknownKey.
     """
-    known = _all_prompts()
-    require_known("task", task, known)
-    return Prompts(tuple(known[task]["classes"]), tuple(known[task]["templates"]))
+    prompts = _all_prompts()
+    require_known("task", task, prompts)
+    return Prompts(tuple(prompts[task]["classes"]), tuple(prompts[task]["templates"]))
 
 
 @cache

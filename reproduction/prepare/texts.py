@@ -45,7 +45,7 @@ class PromptRows:
 
     task: str
     table: Any
-    place: str
+    location: str
 
     def __len__(self) -> int:
         return len(self.table)
@@ -54,7 +54,7 @@ class PromptRows:
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int, /) -> Sample:
-        return Sample(f"{self.place}, row {index}", *_text(self.task, self.table[index]))
+        return Sample(f"{self.location}, row {index}", *_text(self.task, self.table[index]))
 
 
 def _text(task: str, row: Mapping[str, Any]) -> tuple[str, str]:
@@ -83,18 +83,18 @@ def open_rows(texts: Path, task: str, split: str) -> tuple[Any, str]:
     require_known(f"{texts}: task", task, sources)
     source = sources[task]
     require_known(f"{task}: split", split, source.splits)
-    own = source.splits[split]
+    source_split = source.splits[split]
     if source.kind == "folder":
         location = Location(texts / source.location)
     else:
         location = Location(source.location, source.revision, source.config)
-    return open_table(location, own), f"{task} ({own})"
+    return open_table(location, source_split), f"{task} ({source_split})"
 
 
 def described_task(texts: Path, task: str, source: TextSource) -> dict[str, Any]:
-    """Return what the report says of a task: source, rows per split, the first prompt and answer.
+    """Return a task's entry in the report: source, rows per split, the first prompt and answer.
 
-    Of texts on the hub only the source: nothing is fetched for the report.
+    For texts on the hub only the source: nothing is fetched for the report.
     """
     if source.kind != "folder":
         return source.model_dump()
@@ -108,7 +108,7 @@ def described_task(texts: Path, task: str, source: TextSource) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class TokenizedExample:
-    """Token ids of the input, and per place of the output the token to learn, or IGNORED."""
+    """Token ids of the input, and the token to learn at each output position, or IGNORED."""
 
     ids: list[int]
     labels: list[int]
@@ -128,7 +128,7 @@ def tokenized_example(sample: Sample, reader: Reader) -> TokenizedExample:
     encoded: Any = reader.tokenizer(text, return_offsets_mapping=True, **cut)
     ids: list[int] = reader.ids(sample, text)
     ends = [end for _, end in encoded["offset_mapping"]]
-    first = next((place for place, end in enumerate(ends) if end > len(sample.text)), None)
+    first = next((index for index, end in enumerate(ends) if end > len(sample.text)), None)
     if first is None:
         problem = f"is cut before its completion, at {reader.length} tokens"
         raise BadData(sample.origin, problem, "raise fine_tune.tokens")
@@ -137,10 +137,10 @@ def tokenized_example(sample: Sample, reader: Reader) -> TokenizedExample:
 
 def example_batch(examples: Sequence[TokenizedExample], pad: int) -> dict[str, Tensor]:
     """Return ids, masks and labels (samples, longest), padded on the right."""
-    ids, mask = padded([example.ids for example in examples], pad)
-    labels, known = padded([example.labels for example in examples], pad)
-    labels = labels.masked_fill(known == 0, IGNORED)
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    ids, attention_mask = padded([example.ids for example in examples], pad)
+    labels, mask = padded([example.labels for example in examples], pad)
+    labels = labels.masked_fill(mask == 0, IGNORED)
+    return {"input_ids": ids, "attention_mask": attention_mask, "labels": labels}
 
 
 def text_batches(
@@ -153,11 +153,11 @@ def text_batches(
     takes = input_of(skeleton(base))
     reader = reader_for([base], takes, reading.tokens)
     prompts = load_texts(texts, task, reading.split)
-    chosen = draw_indices(task, len(prompts), min(samples, len(prompts)), seed).tolist()
+    indices = draw_indices(task, len(prompts), min(samples, len(prompts)), seed).tolist()
     # batches of `size` however much is padded: others would change the last bits of the scores
-    whole = float("inf")
+    unlimited = float("inf")
     if takes.kind == "pair":
-        batches = list(token_batches(prompts, chosen, reader, size, whole))
+        batches = list(token_batches(prompts, indices, reader, size, unlimited))
         if reading.decoder == "start":
             # decoders read their start token alone
             for batch in batches:
@@ -167,8 +167,8 @@ def text_batches(
                 batch["decoder_attention_mask"] = ones
         return batches
     if reading.counted == "all":
-        return list(token_batches(prompts, chosen, reader, size, whole))
-    return list(_counted([prompts[index] for index in chosen], reader, size, reading.counted))
+        return list(token_batches(prompts, indices, reader, size, unlimited))
+    return list(_marked([prompts[i] for i in indices], reader, size, reading.counted))
 
 
 def plan_of_reading(base: Path, reading: Reading) -> BlockPlan | None:
@@ -180,7 +180,7 @@ def plan_of_reading(base: Path, reading: Reading) -> BlockPlan | None:
     return BlockPlan(*stacks, token_rule=plan.token_rule)
 
 
-def _counted(samples: Sequence[Sample], reader: Reader, size: int, counted: str) -> Iterator[Batch]:
+def _marked(samples: Sequence[Sample], reader: Reader, size: int, counted: str) -> Iterator[Batch]:
     """Yield prompts with answers as one text, with labels where tokens count, longest first."""
     examples = [tokenized_example(sample, reader) for sample in samples]
     examples.sort(key=lambda example: -len(example.ids))

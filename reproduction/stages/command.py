@@ -49,9 +49,9 @@ def stage(
 
 def run_stage(verb: str, key: str | None) -> None:
     """Run one stage of dvc.yaml in the current project. Raises: UnknownKey; what the stage raises."""
-    fine = (key is None) == (verb in WITHOUT_KEY)
+    valid = (key is None) == (verb in WITHOUT_KEY)
     expected = "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8"
-    require(fine, f"stage {verb}", key, expected)
+    require(valid, f"stage {verb}", key, expected)
     if verb in STAGES:
         resolve_name(f"reproduction.{STAGES[verb]}")(*([] if key is None else [key]))
         return

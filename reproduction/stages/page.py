@@ -21,14 +21,14 @@ def run(key: str) -> None:
     """Write book/pages/<key>.ipynb; the suite is given to a page that declares it."""
     import papermill
 
-    root, given = project_root(), dict[str, str]()
+    root, parameters = project_root(), dict[str, str]()
     source = root / "notebooks" / f"{key}.ipynb"
     if not source.is_file():
         way_out = "pages are named after the notebooks in notebooks/"
         raise MissingPath(source, "the source of a page", way_out)
     if "suite" in papermill.inspect_notebook(source):
-        given["suite"] = chosen_suite(read_yaml(root / "params.yaml"))
-    execute_page(key, given, source.parent, root / "book" / "pages")
+        parameters["suite"] = chosen_suite(read_yaml(root / "params.yaml"))
+    execute_page(key, parameters, source.parent, root / "book" / "pages")
 
 
 def execute_page(
@@ -43,11 +43,11 @@ def execute_page(
     source = Path(source_folder) / f"{name}.ipynb"
     with tempfile.TemporaryDirectory() as scratch:
         ran = Path(scratch) / source.name
-        given: dict[str, Any] = {"parameters": dict(parameters), "cwd": str(source.parent)}
+        options: dict[str, Any] = {"parameters": dict(parameters), "cwd": str(source.parent)}
         # every cell has ended; to be asked politely takes half a second
-        given |= {"kernel_name": KERNEL["name"], "shutdown_kernel": "immediate"}
-        given |= {"extra_arguments": ["--log-level=CRITICAL"], "progress_bar": False}
-        papermill.execute_notebook(source, ran, **given)
+        options |= {"kernel_name": KERNEL["name"], "shutdown_kernel": "immediate"}
+        options |= {"extra_arguments": ["--log-level=CRITICAL"], "progress_bar": False}
+        papermill.execute_notebook(source, ran, **options)
         page = stable(nbformat.read(ran, as_version=4))
     target, content = Path(out_folder) / source.name, nbformat.writes(page).rstrip("\n").encode()
     if len(content) >= LARGEST:
@@ -61,13 +61,13 @@ def execute_page(
 def stable(page: NotebookNode) -> NotebookNode:
     """Return the page without times, durations, random ids and warnings with paths."""
     page.metadata = NotebookNode(kernelspec=dict(KERNEL), language_info={"name": "python"})
-    for place, cell in enumerate(page.cells):
+    for number, cell in enumerate(page.cells):
         cell.metadata.pop("papermill", None)
         cell.metadata.pop("execution", None)
         if "injected-parameters" in cell.metadata.get("tags", []):
             cell["id"] = "injected-parameters"
             cell.metadata["tags"] = ["injected-parameters", "remove-cell"]
-        cell.setdefault("id", f"cell-{place}")
+        cell.setdefault("id", f"cell-{number}")
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if not _is_warning(output)]
     return page
@@ -94,9 +94,9 @@ def summary(key: str) -> None:
         with atomic_path(root / "ARTIFACT.md") as hidden:
             hidden.write_text(artifact.text(suite), encoding="utf-8", newline="\n")
     elif key == "headline":
-        ours = artifact.Evidence(suite, artifact.ROLE, artifact.POOL)
-        write_json(folder / "headline.json", artifact.metrics(ours))
-        write_rows(folder / "headline.tasks.csv", artifact.by_task(ours), artifact.TASKS)
-        write_rows(folder / "headline.drift.csv", artifact.by_block(ours), artifact.BLOCKS)
+        evidence = artifact.Evidence(suite, artifact.ROLE, artifact.POOL)
+        write_json(folder / "headline.json", artifact.metrics(evidence))
+        write_rows(folder / "headline.tasks.csv", artifact.by_task(evidence), artifact.TASKS)
+        write_rows(folder / "headline.drift.csv", artifact.by_block(evidence), artifact.BLOCKS)
     else:
         raise UnknownKey("summary", key, ["headline", "claims", "artifact"])

@@ -60,11 +60,11 @@ def run(key: str) -> None:
     context, role = setup.context, setup.context.role(setup.role)
     out = setup.prepared
     with context.recorded("prepare", key) as record:
-        if not setup.known:
+        if not setup.in_suite:
             context.not_run(f"prepare {key}", out)
             return
         try:
-            store = made(setup, role, key)
+            store = make_store(setup, role, key)
         except HubUnreachable as error:
             if not isinstance(role, SentenceRole | ChatRole):
                 raise
@@ -83,18 +83,18 @@ def multitask(key: str) -> None:
     """Write outputs/<suite>/multitask/<role>-<pool>/."""
     setup = load_setup(key)
     context, suite = setup.context, setup.context.suite
-    chosen, out = pick("multitask", context.experiments.multitask, key), setup.folder("multitask")
+    entry, out = pick("multitask", context.experiments.multitask, key), setup.folder("multitask")
     with context.recorded("multitask", key):
-        if chosen is None or not setup.plays:
+        if entry is None or not setup.available:
             context.not_run(f"multitask {key}", out)
             return
         sentences = setup.role in suite.sentences.roles
         recipe: Any = suite.sentences.fine_tune if sentences else suite.fine_tune
-        recipe = recipe.but(steps=chosen.steps) if chosen.steps else recipe
-        origin = chosen.model or FINE_TUNE
-        job = ExpertJob(key, origin, recipe, chosen.seed, suite.device, tasks=setup.tasks)
-        given = (job, setup.data, setup.prepared, context.pins, out)
-        context.run("multitask", write_expert, {key: given})
+        recipe = recipe.but(steps=entry.steps) if entry.steps else recipe
+        origin = entry.model or FINE_TUNE
+        job = ExpertJob(key, origin, recipe, entry.seed, suite.device, tasks=setup.tasks)
+        arguments = (job, setup.data, setup.prepared, context.pins, out)
+        context.run("multitask", write_expert, {key: arguments})
 
 
 def photos() -> None:
@@ -119,32 +119,32 @@ def recipes_of(setup: Setup, tasks: Iterable[str]) -> dict[str, Any]:
     return {task: kind.fine_tuning(task) for task in tasks}
 
 
-def made(setup: Setup, role: Any, name: str) -> Path:
-    """Return the folder of base, heads and experts, what is missing made. Raises: HubUnreachable."""
+def make_store(setup: Setup, role: Any, name: str) -> Path:
+    """Make missing base, heads and experts, and return their folder. Raises: HubUnreachable."""
     context, tasks, data = setup.context, setup.tasks, setup.data
     suite, root, first, seed = context.suite, context.root, HEADS, FIRST
     # of the tasks that no smaller pool holds
-    recipes = recipes_of(setup, [task for task in tasks if setup.home(task) == setup.pool])
+    recipes = recipes_of(setup, [task for task in tasks if setup.smallest_pool(task) == setup.pool])
     source = role.clip if isinstance(role, Role) else role.model
     model = model_folder(root, source, context.pins)
     rows, settings = list[Path](), list[Any]()
     if isinstance(role, PhotoRole):
         rows, settings = _files(data, tasks), [suite.photos.size]
-        write, given = write_vision_and_heads, (data, tasks, suite.photos.size)
+        write, arguments = write_vision_and_heads, (data, tasks, suite.photos.size)
     elif isinstance(role, SentenceRole):
         rows = _files(data, tasks)
         temperature = (role.fine_tune or suite.sentences.fine_tune).temperature
-        write, given = write_encoder_and_heads, (data, tasks, temperature)
+        write, arguments = write_encoder_and_heads, (data, tasks, temperature)
     elif isinstance(role, ChatRole):
         chat, origin = suite.chat, root / suite.chat.texts
         rows = _files(origin, sorted({*chat.tasks, *chat.unseen, PLAIN_TEXTS}))
-        write, given, first = write_base_and_chats, (chat, origin), TEXTS
+        write, arguments, first = write_base_and_chats, (chat, origin), TEXTS
         settings = [chat.model_dump(exclude={"roles"})]
     elif isinstance(role, LanguageRole):
-        write, given, first = write_text_base, (role.dtype,), "base"
+        write, arguments, first = write_text_base, (role.dtype,), "base"
         settings, seed = [suite.language.model_dump()["texts"]], suite.expert_seed
     else:
-        write, given = write_base_and_heads, (data, tasks, suite.heads, suite.device)
+        write, arguments = write_base_and_heads, (data, tasks, suite.heads, suite.device)
         settings, seed = [suite.data.model_dump(), suite.heads], suite.expert_seed
     trained = {task: recipe.model_dump() for task, recipe in recipes.items()}
     kind = getattr(role, "experts", FINE_TUNE)
@@ -157,7 +157,7 @@ def made(setup: Setup, role: Any, name: str) -> Path:
     store = context.unfinished(f"{name}-{digest(settings, *weights, *rows)}")
     if not (store / first).exists():  # what every expert begins from, `first` written last
         workers = min(suite.workers, 1)
-        dict(fan_out("prepare", write, {first: (model, *given, store)}, workers))
+        dict(fan_out("prepare", write, {first: (model, *arguments, store)}, workers))
     texts = setup.texts if isinstance(role, LanguageRole) else data
     texts = store / TEXTS if first == TEXTS else texts
     dtype = getattr(role, "dtype", "float32")
@@ -194,10 +194,10 @@ def _files(data: Path, tasks: Iterable[str]) -> list[Path]:
 
 
 def digest(settings: Any, *files: Path) -> str:
-    """Return a hash of what experts depend on, including the code that trains them."""
+    """Return a hash of everything that experts depend on, including the code that trains them."""
     package = Path(__file__).parents[1]
-    rooms = [package / room for room in ("prepare", "mini")]
-    code = [f for r in rooms for f in sorted(r.rglob("*")) if f.suffix in (".py", ".yaml")]
+    code = [f for name in ("prepare", "mini") for f in sorted((package / name).rglob("*"))]
+    code = [file for file in code if file.suffix in (".py", ".yaml")]
     return fingerprint(settings, [*files, *code, Path(__file__)])
 
 
@@ -230,17 +230,17 @@ def write_base_and_heads(
     from featcal.models.load import load_clip, load_tokenizer, load_vision, save_model, torch_device
     from reproduction.prepare.sources import load_task, read_sources
 
-    base, place = store / "base", torch_device(device)
+    base, target_device = store / "base", torch_device(device)
     save_model(load_vision(clip), base, like=clip)
-    model, vision = load_clip(clip).to(place), load_vision(clip).to(place)
+    model, vision = load_clip(clip).to(target_device), load_vision(clip).to(target_device)
     tokenizer, sources = load_tokenizer(clip), read_sources(data)
     projection = model.visual_projection.weight.detach()  # (p, h)
     tensors = {"visual_projection": projection.cpu().contiguous()}
     tensors["logit_scale"] = model.logit_scale.detach().cpu()
     for task in tasks:
         classes, templates = sources[task].classes, sources[task].templates
-        known = kind == "auto" and words_known(tokenizer, classes, templates)
-        if kind == "prompts" or known:
+        all_known = kind == "auto" and words_known(tokenizer, classes, templates)
+        if kind == "prompts" or all_known:
             head = zero_shot_head(model, tokenizer, classes, templates)
         else:
             head = class_mean_head(vision, projection, load_task(data, task, "train", base))
@@ -262,8 +262,8 @@ def write_encoder_and_heads(
     save_model(model, store / "base", like=encoder)
     tensors = {"logit_scale": torch.tensor(math.log(1 / temperature))}
     for task in tasks:
-        named = read_classes(texts / task)
-        prompts = named.classes, named.templates
+        task_classes = read_classes(texts / task)
+        prompts = task_classes.classes, task_classes.templates
         tensors[f"head/{task}"] = zero_shot_head(model, tokenizer, *prompts, 64)  # (classes, h)
     save_heads(tensors, store)
 
@@ -331,8 +331,8 @@ def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path, out: Path)
         tasks = job.tasks or (job.task,)
         samples = {task: load_task(data, task, "train", base) for task in tasks}
         expert = load_as_calibrated(base).to(torch_device(job.device))
-        given = (load_file(store / HEADS), samples, job.recipe, job.seed, bool(job.tasks))
-        expert = fine_tune(expert, *given).cpu()
+        arguments = (load_file(store / HEADS), samples, job.recipe, job.seed, bool(job.tasks))
+        expert = fine_tune(expert, *arguments).cpu()
     save_model(expert, out, like=base)
 
 

@@ -30,7 +30,7 @@ def images() -> None:
     data = context.suite.data
     if data.processor == "torchvision":
         require_torchvision()
-    makers = {"mini": _drawn_images, "files": _copied_images, "hub": _named_images}
+    makers = {"mini": _synthetic_images, "files": _copied_images, "hub": _hub_images}
     with context.recorded("prepare_data", None):
         with atomic_folder(context.outputs / "data") as folder:
             sources = makers[data.source](context, folder)
@@ -42,7 +42,7 @@ def texts() -> None:
     """Write outputs/<suite>/texts/ and, for the report, language.json and language_choice.json."""
     context = load_context()
     texts = context.suite.language.texts
-    makers = {"mini": _drawn_texts, "files": _copied_texts, "hub": _named_texts}
+    makers = {"mini": _synthetic_texts, "files": _copied_texts, "hub": _hub_texts}
     with context.recorded("prepare_texts", None):
         with atomic_folder(context.outputs / "texts") as folder:
             sources = makers[texts.source](context, folder) if texts else {}
@@ -54,22 +54,22 @@ def texts() -> None:
 
 def _copied(context: Context, origin: str | None, task: str, kind: str, folder: Path) -> None:
     """Copy the user's folder of a task, so that a later edit cannot change half of the results."""
-    own = context.root / str(origin) / task
-    if not own.is_dir():
+    source = context.root / str(origin) / task
+    if not source.is_dir():
         way_out = f"put a folder with train.parquet and test.parquet there, or edit suites/{context.suite.name}.yaml"
-        raise MissingPath(own, f"the {kind} of a task", way_out)
-    shutil.copytree(own, folder / task)
+        raise MissingPath(source, f"the {kind} of a task", way_out)
+    shutil.copytree(source, folder / task)
 
 
-def _counts(given: ImageData | TextData | None) -> dict[str, Any]:
+def _counts(data: ImageData | TextData | None) -> dict[str, Any]:
     """Return the samples of a task by split."""
-    return {split: getattr(given, split) for split in SPLITS}
+    return {split: getattr(data, split) for split in SPLITS}
 
 
-def _drawn_images(context: Context, folder: Path) -> dict[str, DataSource]:
+def _synthetic_images(context: Context, folder: Path) -> dict[str, DataSource]:
     data, tasks = context.suite.data, context.suite.tasks
-    given, sources = (data.seed, data.strength, _counts(data)), {}
-    context.run("draw", mini.write_parquet, {task: (task, folder / task, *given) for task in tasks})
+    arguments, sources = (data.seed, data.strength, _counts(data)), {}
+    context.run("draw", mini.write_parquet, {t: (t, folder / t, *arguments) for t in tasks})
     for task in tasks:
         names = ("paper_name", "description", "classes", "templates")
         about = {name: getattr(mini.TASKS[task], name) for name in names}
@@ -89,7 +89,7 @@ def _copied_images(context: Context, folder: Path) -> dict[str, DataSource]:
     return sources
 
 
-def _named_images(context: Context, folder: Path) -> dict[str, DataSource]:
+def _hub_images(context: Context, folder: Path) -> dict[str, DataSource]:
     sources = {}
     for task in context.suite.tasks:
         entry, prompts = TASKS[task], load_prompts(task)
@@ -104,21 +104,21 @@ def _named_images(context: Context, folder: Path) -> dict[str, DataSource]:
 
 
 def _describe_images(context: Context, sources: dict[str, DataSource]) -> None:
-    """Write what the report needs to know of the suite without opening an image."""
+    """Write the suite's description for the report, which opens no image."""
     suite, results, counts = context.suite, context.results, _counts(context.suite.data)
-    data, drawn = suite.data, suite.data.source == "mini"
+    data, synthetic = suite.data, suite.data.source == "mini"
     described = {
         "suite": suite.name,
         # pictures of mini are drawn at their models' size
-        "data": data.model_dump(exclude={"processor"} if drawn else set()),
+        "data": data.model_dump(exclude={"processor"} if synthetic else set()),
         "roles": {name: role.model_dump() for name, role in suite.roles.items()},
         "pools": {str(pool): list(names) for pool, names in suite.pools.items()},
-        "tasks": [{"task": task, **one.described(), **counts} for task, one in sources.items()],
+        "tasks": [{"task": t, **source.described(), **counts} for t, source in sources.items()],
     }
     write_json(results / "suite.json", described)
-    write_json(results / "choice.json", read_json(CHOICE) if drawn else {})
+    write_json(results / "choice.json", read_json(CHOICE) if synthetic else {})
     sheet = results / "contact_sheet.png"
-    if not drawn:
+    if not synthetic:
         mini.write_notice("Pictures of data from elsewhere are not kept with the results.", sheet)
         return
     rows = []
@@ -129,17 +129,17 @@ def _describe_images(context: Context, sources: dict[str, DataSource]) -> None:
     mini.write_contact_sheet(rows, sheet)
 
 
-def _drawn_texts(context: Context, folder: Path) -> dict[str, TextSource]:
+def _synthetic_texts(context: Context, folder: Path) -> dict[str, TextSource]:
     language, tests = context.suite.language, domains.TESTS
     texts, jobs, sources = language.texts, dict[str, tuple[Any, ...]](), {}
     assert texts is not None
     counts = _counts(texts)
 
-    def add(write: Any, task: str, paper_name: str, own: dict[str, int], about: str) -> None:
-        jobs[task] = (write, task, folder / task, texts.seed, own)
-        words = {"paper_name": paper_name, "description": about}
-        words["splits"] = {split: split for split in own}
-        sources[task] = TextSource(location=task, kind="folder", **words)
+    def add(write: Any, task: str, paper_name: str, rows: dict[str, int], about: str) -> None:
+        jobs[task] = (write, task, folder / task, texts.seed, rows)
+        fields = {"paper_name": paper_name, "description": about}
+        fields["splits"] = {split: split for split in rows}
+        sources[task] = TextSource(location=task, kind="folder", **fields)
 
     for task in language.pools.get(GLUE_POOL, ()):
         about = domains.WORLDS[task].description
@@ -147,11 +147,11 @@ def _drawn_texts(context: Context, folder: Path) -> dict[str, TextSource]:
     for domain in language.pools.get(DOMAIN_POOL, ()):
         kinds = " and ".join(tests[test].paper_name for test in domains.DOMAINS[domain])
         about = f"What the expert is trained on, of the kinds of {kinds}."
-        own = {TRAIN: texts.domain_train, VALIDATION: texts.validation}
-        add(domains.write_domain, domain, domain, own, about)
+        rows = {TRAIN: texts.domain_train, VALIDATION: texts.validation}
+        add(domains.write_domain, domain, domain, rows, about)
     for test in language.tests:
-        own = {split: counts[split] for split in (VALIDATION, TEST)}
-        add(domains.write_test, test, tests[test].paper_name, own, tests[test].description)
+        rows = {split: counts[split] for split in (VALIDATION, TEST)}
+        add(domains.write_test, test, tests[test].paper_name, rows, tests[test].description)
     context.run("draw", operator.call, jobs)
     return sources
 
@@ -161,18 +161,18 @@ def _copied_texts(context: Context, folder: Path) -> dict[str, TextSource]:
     assert language.texts is not None
     for task in language.pools.get(GLUE_POOL, ()):
         _copied(context, language.texts.folder, task, "texts", folder)
-        words = {"paper_name": glue_task(task).column, "splits": {TRAIN: TRAIN, TEST: TEST}}
-        sources[task] = TextSource(location=task, kind="folder", **words)
+        fields = {"paper_name": glue_task(task).column, "splits": {TRAIN: TRAIN, TEST: TEST}}
+        sources[task] = TextSource(location=task, kind="folder", **fields)
     return sources
 
 
-def _named_texts(context: Context, folder: Path) -> dict[str, TextSource]:
+def _hub_texts(context: Context, folder: Path) -> dict[str, TextSource]:
     language, pins, sources = context.suite.language, context.pins, {}
 
     def add(task: str, hub_id: str, paper_name: str, splits: dict[str, str], config: Any) -> None:
-        words = {"paper_name": paper_name, "splits": splits, "config": config}
-        words["revision"] = pinned_data(pins, hub_id)
-        sources[task] = TextSource(location=hub_id, kind="hub", **words)
+        fields = {"paper_name": paper_name, "splits": splits, "config": config}
+        fields["revision"] = pinned_data(pins, hub_id)
+        sources[task] = TextSource(location=hub_id, kind="hub", **fields)
 
     for task in language.pools.get(GLUE_POOL, ()):
         splits = {TRAIN: "train", TEST: GLUE[task].test_split}
@@ -186,7 +186,7 @@ def _named_texts(context: Context, folder: Path) -> dict[str, TextSource]:
 
 
 def _describe_texts(context: Context, sources: dict[str, TextSource]) -> None:
-    """Write what the report needs to know of the language models without opening a text."""
+    """Write the language models' description for the report, which opens no text."""
     language, texts = context.suite.language, context.outputs / "texts"
     described = {
         "suite": context.suite.name,
@@ -194,8 +194,8 @@ def _describe_texts(context: Context, sources: dict[str, TextSource]) -> None:
         "roles": {name: role.model_dump() for name, role in language.roles.items()},
         "pools": {name: list(tasks) for name, tasks in language.pools.items()},
         "tests": dict(language.tests),
-        "tasks": {task: described_task(texts, task, one) for task, one in sources.items()},
+        "tasks": {task: described_task(texts, task, source) for task, source in sources.items()},
     }
     write_json(context.results / "language.json", described)
-    drawn = language.texts is not None and language.texts.source == "mini"
-    write_json(context.results / "language_choice.json", domains.measured() if drawn else {})
+    synthetic = language.texts is not None and language.texts.source == "mini"
+    write_json(context.results / "language_choice.json", domains.measured() if synthetic else {})

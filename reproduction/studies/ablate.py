@@ -1,4 +1,4 @@
-"""What FeatCal's gain is made of: one ingredient less, its anchor alone, and the merger rescaled."""
+"""Ablations: FeatCal with one ingredient less, its anchor alone, and the rescaled merged model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,25 +43,25 @@ class AblateStudy(Study):
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         jobs = {upstream: (setup, self, upstream) for upstream in self.upstreams}
-        tried = setup.context.run(f"{self.label} factor", tried_factors, jobs)
+        accuracies = setup.context.run(f"{self.label} factor", factor_accuracies, jobs)
         models, scales = [], []
-        for upstream, values in tried.items():
+        for upstream, values in accuracies.items():
             best = highest(values)
-            words, out = setup.words | {"upstream": upstream}, folder / upstream
+            keys, out = setup.row_keys | {"upstream": upstream}, folder / upstream
             for factor, value in values.items():
-                scales.append(words | {"factor": factor, "value": value})
-                scales[-1]["chosen"] = int(factor == best)
+                scale = {"factor": factor, "value": value, "chosen": int(factor == best)}
+                scales.append(keys | scale)
             for name, factor in ((ANCHOR, self.featcal.anchor_blend), (RESCALED, best)):
                 model = ModelSpec(f"{upstream}/{name}", out / name, name, upstream, settings=factor)
                 models.append(model)
             for name, changed in self.without.items():
-                own = {"upstream": upstream, "setting": name}
-                models.append(featcal_at(self, folder, f"{upstream}/{name}", changed, **own))
+                fields = {"upstream": upstream, "setting": name}
+                models.append(featcal_at(self, folder, f"{upstream}/{name}", changed, **fields))
         return StudyResult(make_and_score(setup, self.label, models), {"scales": scales})
 
 
-def tried_factors(setup: Setup, study: AblateStudy, upstream: str) -> dict[float, float]:
+def factor_accuracies(setup: Setup, study: AblateStudy, upstream: str) -> dict[float, float]:
     """Return the average accuracy at every factor, on samples that are no test samples."""
-    device, own = setup.context.device, study.rescale
-    models = {factor: rescale(setup, upstream, factor).to(device) for factor in own.factors}
-    return averages(setup, models, Selection(own.split, own.samples, study.seed))
+    device, rescaling = setup.context.device, study.rescale
+    models = {factor: rescale(setup, upstream, factor).to(device) for factor in rescaling.factors}
+    return averages(setup, models, Selection(rescaling.split, rescaling.samples, study.seed))

@@ -35,39 +35,38 @@ class ChoicesStudy(Study):
     def check(self) -> None:
         require(bool(self.vary), "choices.vary", self.vary, "must be a mapping of choices")
         for choice, options in self.vary.items():
-            place, expected = f"choices.vary.{choice}", f"must be one of {', '.join(KNOWN)}"
+            location, expected = f"choices.vary.{choice}", f"must be one of {', '.join(KNOWN)}"
             require(choice in KNOWN, "choices.vary", choice, expected)
             only = ONLY_IN.get(choice, self.pool)
-            require(only == self.pool, place, choice, f"is a choice of the pool {only} alone")
-            fine = isinstance(options, dict if choice == "modules" else list | tuple)
+            require(only == self.pool, location, choice, f"is a choice of the pool {only} alone")
+            valid = isinstance(options, dict if choice == "modules" else list | tuple)
             expected = "must be a list; of modules, lists of names by what each is called"
-            require(fine and bool(options), place, options, expected)
-        default, *others = self.models()
-        for one in others[len(self.seeds) - 1 :]:
-            alike = (one.settings, one.reading, one.draw)
-            changed = alike != (default.settings, default.reading, default.draw)
-            place = f"choices.vary.{one.columns['choice']}"
-            require(changed, place, one.columns["option"], "is the default itself")
+            require(valid and bool(options), location, options, expected)
+        default, *models = self.models()
+        for model in models[len(self.seeds) - 1 :]:
+            values = (model.settings, model.reading, model.draw)
+            changed = values != (default.settings, default.reading, default.draw)
+            location = f"choices.vary.{model.columns['choice']}"
+            require(changed, location, model.columns["option"], "is the default itself")
 
     def models(self, folder: Path = Path()) -> Iterator[ModelSpec]:
         """Yield the default at each seed, then a model for each option. Raises: BadSetting."""
         for seed in self.seeds:
             yield self.model(folder, "", "", seed)
         for choice, options in self.vary.items():
-            named = options if isinstance(options, Mapping) else {str(one): one for one in options}
-            for option, value in named.items():
+            by_name = options if isinstance(options, Mapping) else {str(o): o for o in options}
+            for option, value in by_name.items():
                 yield self.model(folder, choice, option, self.seeds[0], **{choice: value})
 
     def model(self, folder: Path, choice: str, option: str, seed: int, **change: Any) -> ModelSpec:
         """Return the default, or the default with one choice changed."""
         reading = self.reading.but(**(change if choice in READ else {}))
         settings = self.featcal.but(**(change if choice == "modules" else {}))
-        draw = self.drawn(seed=seed).but(**(change if choice == "samples" else {}))
+        draw = self.featcal_draw(seed=seed).but(**(change if choice == "samples" else {}))
         name = f"{choice or 'default'}-{option or seed}"
         columns = {"choice": choice, "option": option, "default": int(not choice)}
-        own = {"seed": seed, "draw": draw, "reading": reading, "columns": columns}
-        return featcal_at(self, folder, name, settings, **own)
+        fields = {"seed": seed, "draw": draw, "reading": reading, "columns": columns}
+        return featcal_at(self, folder, name, settings, **fields)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        models = list(self.models(folder))
-        return StudyResult(make_and_score(setup, self.label, models))
+        return StudyResult(make_and_score(setup, self.label, list(self.models(folder))))

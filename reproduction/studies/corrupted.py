@@ -22,8 +22,8 @@ LARGEST = 96  # pixels of an example: enough to see the damage, small enough for
 class CorruptedStudy(Study):
     """Settings of the study.
 
-    severity: 3 of images; one or more of 1, 2 and 3 of texts.   clean: as many clean samples too.
-    at_papers: FeatCal at the paper's settings too.
+    severity: 3 of images; one or more of 1, 2 and 3 of texts.   clean: the same on clean samples.
+    at_papers: FeatCal at the paper's settings as well.
     """
 
     section = "corrupted"
@@ -39,9 +39,9 @@ class CorruptedStudy(Study):
     at_papers: Calibration | None = None
 
     def check(self) -> None:
-        fine = isinstance(self.severity, tuple) if self.of_texts else self.severity == 3
+        valid = isinstance(self.severity, tuple) if self.of_texts else self.severity == 3
         expected = "must be 3, as the paper has it, or of texts a list of 1, 2 and 3"
-        require(fine, "corrupted.severity", self.severity, expected)
+        require(valid, "corrupted.severity", self.severity, expected)
 
     @property
     def of_texts(self) -> bool:
@@ -50,45 +50,45 @@ class CorruptedStudy(Study):
     @property
     def damages(self) -> list[str]:
         """Return the names of all damages; of texts with the strength at the end."""
-        levels = [f"-{one}" for one in self.severity] if isinstance(self.severity, tuple) else [""]
+        levels = [f"-{n}" for n in self.severity] if isinstance(self.severity, tuple) else [""]
         return [corruption + level for corruption, level in product(self.corruptions, levels)]
 
     def models(self, folder: Path) -> list[ModelSpec]:
         """Return FeatCal and adapters on every damage; adapters also on FeatCal's samples."""
-        adapters, others, found = ("prob_surgery", "surgery"), self.comparison.streams[1:], []
+        adapters, others, models = ("prob_surgery", "surgery"), self.comparison.streams[1:], []
         damages = [*([""] if self.clean else []), *self.damages]
         for seed, damage in product(self.seeds, damages):
             columns = {"corruption": damage or "clean"}
             shared: dict[str, Any] = {"seed": seed, "damage": damage, "columns": columns}
-            found += compared_models(self, folder, *adapters, "featcal", **shared)
-            found += compared_models(self, folder, *adapters, streams=others, **shared)
-        return found
+            models += compared_models(self, folder, *adapters, "featcal", **shared)
+            models += compared_models(self, folder, *adapters, streams=others, **shared)
+        return models
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         from reproduction.prepare.damage import corruption_strengths, damage_strengths
 
         models, merged = self.models(folder), merged_model(setup, self.upstream)
-        rows = make_and_score(setup, self.label, models, others=[merged])
+        rows = make_and_score(setup, self.label, models, corrected=[merged])
         draws = [self.comparison.draw("surgery", self.samples, seed) for seed in self.seeds]
         if self.of_texts:
-            pictures, shown, strengths = [], [], damage_strengths()
+            pictures, legend, strengths = [], [], damage_strengths()
         else:
-            pictures, shown = examples(setup, self)
+            pictures, legend = examples(setup, self)
             strengths = corruption_strengths(pictures[0][0].shape[-1])
-        tables = {"corrupted.seen": seen_rows(setup, draws, rows), "corrupted.examples": shown}
+        tables = {"corrupted.seen": seen_rows(setup, draws, rows), "corrupted.examples": legend}
         return StudyResult(rows, tables, {"strengths": strengths}, pictures=pictures)
 
     @staticmethod
-    def finish(folder: Path, found: StudyResult) -> None:
+    def finish(folder: Path, result: StudyResult) -> None:
         """Write examples (3, H, W) as one PNG without gaps; one white pixel for none."""
         import numpy as np
         from PIL import Image
 
         path = folder / "corrupted.examples.png"
-        if not found.pictures:
+        if not result.pictures:
             Image.new("RGB", (1, 1), "white").save(path)
             return
-        rows = [np.concatenate(row, axis=2) for row in found.pictures]
+        rows = [np.concatenate(row, axis=2) for row in result.pictures]
         sheet = np.concatenate(rows, axis=1).transpose(1, 2, 0)
         image, side = Image.fromarray(np.ascontiguousarray(sheet)), rows[0].shape[1]
         if side > LARGEST:
@@ -101,13 +101,13 @@ def examples(setup: Setup, study: CorruptedStudy) -> tuple[list[Any], list[Row]]
     """Return pictures of some tasks' first samples, clean and damaged, and a row for each."""
     from featcal.data.batches import draw_indices
 
-    seed, pictures, shown = study.seeds[0], [], list[Row]()
+    seed, pictures, legend = study.seeds[0], [], list[Row]()
     for row, task in enumerate(setup.tasks[1::2]):
         samples = load_split(setup, task, "train")
         first = draw_indices(task, len(samples.labels), study.samples, seed)[:1]
         versions = {"clean": samples}
         versions |= {name: damaged(samples, task, name, seed) for name in study.damages}
         pictures.append([version.pixels[first][0] for version in versions.values()])
-        words = {"task": task, "index": int(first[0]), "row": row}
-        shown += [{**words, "corruption": n, "column": column} for column, n in enumerate(versions)]
-    return pictures, shown
+        keys = {"task": task, "index": int(first[0]), "row": row}
+        legend += [{**keys, "corruption": n, "column": c} for c, n in enumerate(versions)]
+    return pictures, legend

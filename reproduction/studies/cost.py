@@ -14,7 +14,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Distinct, require
 from reproduction.engine.context import Setup
-from reproduction.engine.samples import at_most, load_split
+from reproduction.engine.samples import draw_at_most, load_split
 from reproduction.engine.spec import ModelSpec, compared_model, merged_model
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.engine.workers import Jobs, fan_out
@@ -57,8 +57,8 @@ class CostStudy(Study):
             columns = {"encode": "each_step", "samples": self.samples, "step": step}
             out, name = step_folder(model.folder, step), f"{model.name} {step}"
             audited.append(model.but(name=name, folder=out, columns=columns))
-        others = [merged_model(setup, self.upstream)]
-        return StudyResult(rows_of(setup, self.label, audited, others), record=record)
+        corrected = [merged_model(setup, self.upstream)]
+        return StudyResult(rows_of(setup, self.label, audited, corrected), record=record)
 
 
 def step_folder(out: Path, step: int) -> Path:
@@ -71,38 +71,38 @@ def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[s
     A brief run comes first: what a process pays once is not measured. Models get the stages' bytes.
     """
     batches = in_memory(setup, model.draw)
-    first = {t: [{n: value[:1] for n, value in own[0].items()}] for t, own in batches.items()}
+    first = {t: [{n: value[:1] for n, value in b[0].items()}] for t, b in batches.items()}
     with TemporaryDirectory(dir=model.folder.parent) as folder:
-        briefly = model.settings.but(steps=1) if model.corrects else model.settings
-        make(setup, model.but(settings=briefly, folder=Path(folder, "warm_up")), first)
-    give_back_freed_memory()
+        brief = model.settings.but(steps=1) if model.corrects else model.settings
+        make(setup, model.but(settings=brief, folder=Path(folder, "warm_up")), first)
+    return_freed_memory()
     on_gpu = setup.context.device.type == "cuda"
     _, profile = profiled(partial(make, setup, model, batches, audit), on_gpu)
-    counts = (sum(len(next(iter(b.values()))) for b in own) for own in batches.values())
-    words = {**model.words, "samples": model.draw.samples, "images": min(counts)}
-    return {**words, "encode": getattr(model.settings, "encode", "once"), **asdict(profile)}
+    counts = (sum(len(next(iter(b.values()))) for b in series) for series in batches.values())
+    columns = {**model.row_keys, "samples": model.draw.samples, "images": min(counts)}
+    return {**columns, "encode": getattr(model.settings, "encode", "once"), **asdict(profile)}
 
 
-def costs(study: Study, setup: Setup, jobs: Jobs, at_once: int) -> dict[str, Any]:
+def costs(study: Study, setup: Setup, jobs: Jobs, n_jobs: int) -> dict[str, Any]:
     """Return the costs of jobs of `measure` for the run record; those with most samples start first.
 
     Where the suite has workers each has one thread: on models this small two are slower than one.
     """
     threads = 1 if setup.context.suite.workers else None
     longest_first = dict(sorted(jobs.items(), key=lambda job: -job[1][1].draw.samples))
-    found = dict(fan_out(study.label, measure, longest_first, at_once, threads, fresh=True))
-    record = {"cost": [found[name] for name in jobs], "at_once": at_once, "threads": threads}
+    results = dict(fan_out(study.label, measure, longest_first, n_jobs, threads, fresh=True))
+    record = {"cost": [results[name] for name in jobs], "at_once": n_jobs, "threads": threads}
     return record | {"settings": study.model_dump()}
 
 
 def in_memory(setup: Setup, draw: SampleDraw) -> BatchesInMemory:
     """Return the batches of a draw; all samples of a task that has fewer."""
-    found = {}
+    batches = {}
     for task in setup.tasks:
         samples = load_split(setup, task, draw.split)
-        drawn = at_most(draw.samples, task, len(samples.labels), draw.seed)
-        found[task] = list(samples.batches(drawn, draw.batch))
-    return found
+        indices = draw_at_most(draw.samples, task, len(samples.labels), draw.seed)
+        batches[task] = list(samples.batches(indices, draw.batch))
+    return batches
 
 
 def make(
@@ -114,16 +114,16 @@ def make(
 
     merged, device, out = setup.merged(model.upstream), setup.context.device, model.folder
     if not model.corrects:
-        given: dict[str, Any] = {"settings": model.settings, "device": device, "out": out}
-        given |= {"base": setup.base, "experts": setup.experts, "batches": batches}
-        featcal.calibrate(merged, **given, resume=False)
+        arguments: dict[str, Any] = {"settings": model.settings, "device": device, "out": out}
+        arguments |= {"base": setup.base, "experts": setup.experts, "batches": batches}
+        featcal.calibrate(merged, **arguments, resume=False)
         return
     start = (model.settings, merged, setup.experts, batches, setup.projection())
-    kept = {step: partial(Adapters.save, folder=step_folder(out, step)) for step in audit}
-    adapters_for(*start, model.seed, device, None, kept).save(out)
+    audits = {step: partial(Adapters.save, folder=step_folder(out, step)) for step in audit}
+    adapters_for(*start, model.seed, device, None, audits).save(out)
 
 
-def give_back_freed_memory() -> None:
+def return_freed_memory() -> None:
     """Make glibc return freed memory; a run that is served from it would seem to need none."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

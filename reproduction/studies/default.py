@@ -1,4 +1,4 @@
-"""What `featcal.calibrate` does by default, compared with fixed settings and with tuned adapters.
+"""The default of `featcal.calibrate`, compared with fixed settings and with tuned adapters.
 
 Protocol, fixed before any score existed. After each merger, on one draw of n training samples a
 task without labels, these are scored on the same test samples:
@@ -31,7 +31,7 @@ from featcal.merging.registry import method_named, settings_of
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
-from reproduction.engine.score import for_all_tasks, scored
+from reproduction.engine.score import for_all_tasks, model_scores
 from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
@@ -86,13 +86,12 @@ class DefaultStudy(Study):
         """Return the fixed settings by name, equal ones once."""
         from featcal.calibration.choose import CANDIDATES as CHOICES
 
-        own = {"paper": self.paper, "suite": self.suite}
-        named = own | {"large anchor": CHOICES["large anchor"], "best": BEST}
-        found: dict[str, Calibration] = {}
-        for name, settings in named.items():
-            if settings not in found.values():
-                found[name] = settings
-        return found
+        candidates = {"paper": self.paper, "suite": self.suite}
+        candidates |= {"large anchor": CHOICES["large anchor"], "best": BEST}
+        names: dict[Calibration, str] = {}
+        for name, settings in candidates.items():
+            names.setdefault(settings, name)
+        return {name: settings for settings, name in names.items()}
 
     def store(self, setup: Setup) -> Path:
         """Return the folder of finished draws of these settings, experts and code."""
@@ -116,7 +115,8 @@ class DefaultStudy(Study):
         dict(fan_out(self.label, run, jobs, workers, fresh=True))
         cases = [read_json(file) for file in files]
         rmtree(store)
-        rows, candidates = ([r for one in cases for r in one[n]] for n in ("rows", "candidates"))
+        rows = [row for case in cases for row in case["rows"]]
+        candidates = [row for case in cases for row in case["candidates"]]
         record = {"cost": [case["cost"] for case in cases], "earlier": earlier / workers}
         return StudyResult(rows, {"default.candidates": candidates}, record=record)
 
@@ -139,36 +139,36 @@ class Case:
     def calibrated(self, name: str, settings: Any, batches: Mapping[str, Any]) -> Any:
         """Return the result of a calibration, its seconds noted."""
         start, plan = process_time(), plan_of(self.setup, self.study.reading)
-        given: dict[str, Any] = {"base": self.base, "experts": self.experts, "batches": batches}
-        given |= {"settings": settings, "plan": plan, "block_drift": False}
-        result = featcal.calibrate(self.merged, **given)
+        arguments: dict[str, Any] = {"base": self.base, "experts": self.experts, "batches": batches}
+        arguments |= {"settings": settings, "plan": plan, "block_drift": False}
+        result = featcal.calibrate(self.merged, **arguments)
         self.seconds[name] = self.seconds.get(name, 0.0) + process_time() - start
         return result
 
     def last_and_held_out(self, task: str) -> "tuple[Tensor, Tensor]":
-        """Return which samples of a task auto's last calibration has and which it holds out, (n,)."""
+        """Return masks (n,) of a task's samples: for auto's last calibration, and held out."""
         from featcal.calibration.choose import parts_of
 
         return parts_of(len(self.pairs[task].sizes))[1:]
 
     def tuned(self, method: str) -> "tuple[Adapters | None, dict[str, float]]":
-        """Return the best trial's adapters, trained on what auto calibrates on at the end, and the
-        divergences of all trials; a training of the most steps gives those with fewer.
+        """Return the best trial's adapters, trained on the samples of auto's last calibration,
+        and the divergences of all trials; a training of the most steps gives those with fewer.
         """
         start, study, trials = process_time(), self.study, dict[str, Any]({NO_ADAPTER: None})
-        settings, kept, last = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        settings, training, last = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         for task, pair in self.pairs.items():
             mask, held_out = self.last_and_held_out(task)
-            kept[task], last[task] = (pair.of(m.nonzero()[:, 0]) for m in (~held_out, mask))
-        word = SIZES[method]
+            training[task], last[task] = (pair.of(m.nonzero()[:, 0]) for m in (~held_out, mask))
+        key = SIZES[method]
         raw = {"features": "raw"} if self.setup.of_texts else {}
-        for size, rate in product(getattr(study, word), study.lr):
-            own = {f"{word} {size}, rate {rate:g}, {steps} steps": steps for steps in study.steps}
-            for name, steps in own.items():
-                given = {word: size, "lr": rate, "steps": steps, **raw}
-                settings[name] = ADAPTERS[method].from_mapping(given, method)
-            audit = {steps: partial(trials.__setitem__, name) for name, steps in own.items()}
-            settings[max(own, key=own.__getitem__)].fit(kept, self.seed, audit=audit)
+        for size, rate in product(getattr(study, key), study.lr):
+            steps_of = {f"{key} {size}, rate {rate:g}, {n} steps": n for n in study.steps}
+            for name, steps in steps_of.items():
+                fields = {key: size, "lr": rate, "steps": steps, **raw}
+                settings[name] = ADAPTERS[method].from_mapping(fields, method)
+            audit = {steps: partial(trials.__setitem__, name) for name, steps in steps_of.items()}
+            settings[max(steps_of, key=steps_of.__getitem__)].fit(training, self.seed, audit=audit)
         divergence = {name: self.divergence(adapters) for name, adapters in trials.items()}
         best = min(divergence, key=divergence.__getitem__)
         adapters = None if best == NO_ADAPTER else settings[best].fit(last, self.seed)
@@ -181,17 +181,17 @@ class Case:
 
         total = 0.0
         for task, pair in self.pairs.items():
-            own = pair.of(self.last_and_held_out(task)[1].nonzero()[:, 0])
-            rows = adapters.apply(task, own.merged) if adapters else own.merged
+            held_out = pair.of(self.last_and_held_out(task)[1].nonzero()[:, 0])
+            rows = adapters.apply(task, held_out.merged) if adapters else held_out.merged
             head = self.heads and self.heads[task]
             with torch.no_grad():
-                kl = divergence(rows, own.expert, head, (self.merged, self.experts[task]))
-            samples = [sample.mean() for sample in kl.split(own.sizes.tolist()) if len(sample)]
+                kl = divergence(rows, held_out.expert, head, (self.merged, self.experts[task]))
+            samples = [sample.mean() for sample in kl.split(held_out.sizes.tolist()) if len(sample)]
             total += float(torch.stack(samples).mean())
         return total / len(self.pairs)
 
 
-def divergence(ours: Any, theirs: Any, head: Any, models: Sequence[Any] = ()) -> Any:
+def divergence(features: Any, expert: Any, head: Any, models: Sequence[Any] = ()) -> Any:
     """Return KL(expert ‖ model) of rows of features, (n,), by unit class vectors times the logit
     scale (K, p), or by the models' own language heads.
     """
@@ -200,8 +200,8 @@ def divergence(ours: Any, theirs: Any, head: Any, models: Sequence[Any] = ()) ->
     from featcal.models.batch import output_embeddings, unit_length
 
     if head is None:
-        return kl_and_top1(*map(Scores, (ours, theirs), map(output_embeddings, models)))[0]
-    scores = (Scores(unit_length(wide(rows)) @ head.to(rows.device).T) for rows in (ours, theirs))
+        return kl_and_top1(*map(Scores, (features, expert), map(output_embeddings, models)))[0]
+    scores = (Scores(unit_length(wide(x)) @ head.to(x.device).T) for x in (features, expert))
     return kl_and_top1(*scores)[0]
 
 
@@ -212,10 +212,10 @@ def run(setup: Setup, study: DefaultStudy, merger: str, n: int, seed: int, file:
     keep_freed_memory()
     base = setup.load(setup.base)
     experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
-    given: dict[str, Any] = {"device": setup.context.device, **study.mergers[merger]}
-    merged: Any = featcal.merge(merger, base, experts, **given)
-    draw = study.drawn(samples=n, seed=seed)
-    batches = {t: list(own) for t, own in streams(setup, draw, study.reading).items()}
+    options: dict[str, Any] = {"device": setup.context.device, **study.mergers[merger]}
+    merged: Any = featcal.merge(merger, base, experts, **options)
+    draw = study.featcal_draw(samples=n, seed=seed)
+    batches = {t: list(b) for t, b in streams(setup, draw, study.reading).items()}
     pairs = pool_features(merged, experts, batches, setup.projection())
     heads = None if setup.of_texts else setup.scaled_heads()
     case = Case(setup, study, base, experts, merged, batches, pairs, heads, seed)
@@ -230,31 +230,31 @@ def results_of(case: Case, merger: str, n: int) -> dict[str, Any]:
         models[name] = case.calibrated(name, settings, case.batches).model
     result = case.calibrated(AUTO, AUTO, case.batches)
     models[AUTO], chosen[AUTO] = result.model, result.choice.chosen
-    own = result.choice.divergence
-    candidates[AUTO] = {name: sum(far.values()) / len(far) for name, far in own.items()}
+    for name, by_task in result.choice.divergence.items():
+        candidates.setdefault(AUTO, {})[name] = sum(by_task.values()) / len(by_task)
     adapted = {}
     for method in SIZES:
         adapted[method], candidates[method] = case.tuned(method)
-    for name, own in candidates.items():
-        chosen.setdefault(name, min(own, key=own.__getitem__))
+    for name, divergences in candidates.items():
+        chosen.setdefault(name, min(divergences, key=divergences.__getitem__))
     start = process_time()
-    used = {name: adapters for name, adapters in adapted.items() if adapters}
+    chosen_adapters = {name: adapters for name, adapters in adapted.items() if adapters}
     selection = Selection("test", study.scored)
-    counts = scored(case.setup, for_all_tasks(models), selection, used)
-    counts |= {name: counts[MERGED] for name in adapted if name not in used}
+    scores = model_scores(case.setup, for_all_tasks(models), selection, chosen_adapters)
+    scores |= {name: scores[MERGED] for name in adapted if name not in chosen_adapters}
     case.seconds["scores"] = process_time() - start
-    drawn: Row = {**case.setup.words, "upstream": merger, "samples": n, "seed": case.seed}
-    rows, listed = list[Row](), list[Row]()
-    for name, by_task in counts.items():
+    draw_keys: Row = {**case.setup.row_keys, "upstream": merger, "samples": n, "seed": case.seed}
+    rows, candidate_rows = list[Row](), list[Row]()
+    for name, by_task in scores.items():
         method, setting = (name, "") if name in (MERGED, *SIZES) else ("featcal", name)
-        words = {"method": method, "setting": setting, "candidate": chosen.get(name, "")}
-        words = {"metric": "accuracy", **drawn, **words}
-        own = {task: one for task, one in by_task.items() if not task.endswith(GREEDY)}
-        rows += [{**words, "task": task, **one} for task, one in own.items()]
-    for name, tried in candidates.items():
-        for one, value in tried.items():
-            words = {"method": name, "candidate": one, "chosen": int(one == chosen[name])}
-            listed.append({**drawn, **words, "divergence": value})
+        columns = {"method": method, "setting": setting, "candidate": chosen.get(name, "")}
+        columns = {"metric": "accuracy", **draw_keys, **columns}
+        task_scores = {task: score for task, score in by_task.items() if not task.endswith(GREEDY)}
+        rows += [{**columns, "task": task, **score} for task, score in task_scores.items()]
+    for name, divergences in candidates.items():
+        for trial, value in divergences.items():
+            columns = {"method": name, "candidate": trial, "chosen": int(trial == chosen[name])}
+            candidate_rows.append({**draw_keys, **columns, "divergence": value})
     cost = {name: round(value, 2) for name, value in case.seconds.items()}
     cost = {"upstream": merger, "samples": n, "seed": case.seed, "seconds": cost}
-    return {"rows": rows, "candidates": listed, "cost": cost}
+    return {"rows": rows, "candidates": candidate_rows, "cost": cost}

@@ -6,8 +6,8 @@ from typing import Any
 
 from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.spec import ModelSpec, specs
-from reproduction.engine.study import StudyResult, compared
-from reproduction.experiments import CHAT_POOL, AdapterWord, Counts, Setting, Study
+from reproduction.engine.study import StudyResult, score_parts
+from reproduction.experiments import CHAT_POOL, AdapterSettingName, Counts, Setting, Study
 from reproduction.prepare.hub import WEIGHTS
 from reproduction.results import EXPERT_SEEDS, Row
 from reproduction.stages.prepare import TEXTS, digest, make_experts, recipes_of
@@ -19,7 +19,7 @@ class ExpertSeedsStudy(Study):
     section = "expert_seeds"
     scores = EXPERT_SEEDS
     upstreams: tuple[str, ...]
-    settings: tuple[AdapterWord | Setting, ...]
+    settings: tuple[AdapterSettingName | Setting, ...]
     seeds: Counts
 
     def models(self, setup: Setup) -> Iterable[ModelSpec]:
@@ -34,13 +34,13 @@ class ExpertSeedsStudy(Study):
         prepared, chat, rows = setup.prepared, setup.pool == CHAT_POOL, list[Row]()
         data, recipes = setup.texts if chat else setup.data, recipes_of(setup, setup.tasks)
         shared = {name: prepared / name for name in ("base", TEXTS if chat else HEADS)}
-        settings = [{task: own.model_dump() for task, own in recipes.items()}, self.seeds]
+        settings = [{task: recipe.model_dump() for task, recipe in recipes.items()}, self.seeds]
         files = [*([] if chat else [shared[HEADS]]), *sorted(data.glob("*/train.parquet"))]
         depends = digest(settings, setup.base / WEIGHTS, *files)
         store = setup.context.unfinished(f"expert_seeds-{setup.key}-{depends}")
-        made = {seed: store / f"seed{seed}" for seed in self.seeds}
-        make_experts(setup, prepared, data, recipes, made)
-        for seed, trained in made.items():
-            given = (setup, folder / f"seed{seed}", {**shared, "experts": trained}, self.models)
-            rows += compared(f"experts of seed {seed}", *given, columns={"expert_seed": seed})
+        folders = {seed: store / f"seed{seed}" for seed in self.seeds}
+        make_experts(setup, prepared, data, recipes, folders)
+        for seed, trained in folders.items():
+            args = (setup, folder / f"seed{seed}", {**shared, "experts": trained}, self.models)
+            rows += score_parts(f"experts of seed {seed}", *args, columns={"expert_seed": seed})
         return StudyResult(rows)

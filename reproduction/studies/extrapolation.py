@@ -41,13 +41,13 @@ ANCHOR, CELL, STREAM, ALONE, LEFT_OUT, SPECTRUM = (
     "anchor", "cell", "stream", "alone", "left out", "spectrum",
 )  # fmt: skip
 NO_DATA = 1e9  # λ at which nothing is solved
-NUMBERS = ("interpolation", "anchor_blend", "ridge")  # columns, in the order of the grid
+GRID = ("interpolation", "anchor_blend", "ridge")  # columns, in the order of the grid
 PARTS = {
     "residual target": "residual", "order": "order", "joint bias": "affine", "α": "interpolation",
     "ρ": "anchor_blend", "λ": "ridge",
 }  # fmt: skip  # of `stream`, that the paper's settings lack
-PLACES = ("nowhere", "below", "above", "weights", "everything")
-NOWHERE, BELOW, ABOVE, _, EVERYTHING = PLACES
+VARIANTS = ("nowhere", "below", "above", "weights", "everything")
+NOWHERE, BELOW, ABOVE, _, EVERYTHING = VARIANTS
 
 
 class ExtrapolationStudy(Study):
@@ -81,7 +81,7 @@ class ExtrapolationStudy(Study):
     def model(self, folder: Path, choice: str, variant: str, **changes: Any) -> ModelSpec:
         """Return the paper's method with changes. An empty λ is chosen by halves of the samples."""
         settings, columns = self.paper.but(**changes), {"choice": choice, "variant": variant}
-        for name in NUMBERS:
+        for name in GRID:
             value = getattr(settings, name)
             columns[name] = "" if value == "auto" else f"{value:g}"
         name = "-".join(columns.values())
@@ -89,15 +89,15 @@ class ExtrapolationStudy(Study):
 
     def first(self, folder: Path) -> list[ModelSpec]:
         """Return the cells, the anchors alone, and `stream` at every ρ."""
-        found = []
+        models = []
         for order, *point in product(self.orders, self.interpolations, self.blends, self.ridges):
-            numbers = dict(zip(NUMBERS, point, strict=True))
-            found.append(self.model(folder, CELL, order, order=order, **numbers))
+            grid = dict(zip(GRID, point, strict=True))
+            models.append(self.model(folder, CELL, order, order=order, **grid))
         fixed = {"order": "forward", "interpolation": self.interpolations[0], "ridge": NO_DATA}
-        ways = {ANCHOR: fixed} | ({STREAM: dict(self.stream)} if self.stream else {})
-        for (choice, own), blend in product(ways.items(), self.blends):
-            found.append(self.model(folder, choice, "", **{**own, "anchor_blend": blend}))
-        return found
+        groups = {ANCHOR: fixed} | ({STREAM: dict(self.stream)} if self.stream else {})
+        for (choice, settings), blend in product(groups.items(), self.blends):
+            models.append(self.model(folder, choice, "", **{**settings, "anchor_blend": blend}))
+        return models
 
     def second(self, folder: Path, settings: Calibration, ridge: float) -> list[ModelSpec]:
         """Return the parts of `stream` at its ρ, and ρ on some weights at a λ and at the paper's."""
@@ -108,10 +108,10 @@ class ExtrapolationStudy(Study):
             without = stream | {field: getattr(self.paper, field)}
             changed.append(self.model(folder, LEFT_OUT, name, **without))
         changed.sort(key=lambda model: model.settings.order == "sites")
-        own: dict[str, Any] = {"order": "forward", "interpolation": self.interpolations[0]}
-        own["anchor_blend"] = self.blends[-1]
-        for value, place in product(dict.fromkeys((ridge, self.paper.ridge)), PLACES):
-            changed.append(self.model(folder, SPECTRUM, place, **own, ridge=value))
+        shared: dict[str, Any] = {"order": "forward", "interpolation": self.interpolations[0]}
+        shared["anchor_blend"] = self.blends[-1]
+        for value, variant in product(dict.fromkeys((ridge, self.paper.ridge)), VARIANTS):
+            changed.append(self.model(folder, SPECTRUM, variant, **shared, ridge=value))
         return changed
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
@@ -119,12 +119,12 @@ class ExtrapolationStudy(Study):
         make(label, setup, models)
         models = self.measured(setup, models)
         if self.stream:
-            more, facts = self.with_parts(setup, folder, models)
-            models += more
+            part_models, facts = self.with_parts(setup, folder, models)
+            models += part_models
         chosen, selection = best_of(models), Selection("test", self.scored, self.seed)
         rows = rows_of(setup, label, chosen, evaluate=partial(evaluate_model, selection=selection))
-        words = {**setup.words, "upstream": self.upstream}
-        candidates = [{**words, **m.columns, "chosen": int(m in chosen)} for m in models]
+        keys = {**setup.row_keys, "upstream": self.upstream}
+        candidates = [{**keys, **m.columns, "chosen": int(m in chosen)} for m in models]
         return StudyResult(rows, {"extrapolation.candidates": candidates}, facts)
 
     def with_parts(
@@ -145,8 +145,8 @@ class ExtrapolationStudy(Study):
     def measured(self, setup: Setup, models: Sequence[ModelSpec]) -> list[ModelSpec]:
         """Return models with their divergence among their columns."""
         jobs = {model.name: (setup, self, model) for model in models}
-        far = setup.context.run(f"{self.label} divergence", mean_divergence, jobs)
-        return [m.but(columns={**m.columns, "divergence": far[m.name]}) for m in models]
+        divergences = setup.context.run(f"{self.label} divergence", mean_divergence, jobs)
+        return [m.but(columns={**m.columns, "divergence": divergences[m.name]}) for m in models]
 
 
 def distance(model: ModelSpec) -> float:
@@ -167,14 +167,14 @@ def mean_divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -
     from featcal.data.batches import draw_indices
     from reproduction.stages.measure import projected
 
-    projection, ours, total = setup.projection(), setup.load(model.folder), 0.0
+    projection, student, total = setup.projection(), setup.load(model.folder), 0.0
     for task, head in setup.scaled_heads().items():
-        samples, theirs = load_split(setup, task, "train"), setup.load(setup.expert(task))
+        samples, teacher = load_split(setup, task, "train"), setup.load(setup.expert(task))
         count = study.samples + study.held_out
-        drawn = draw_indices(task, len(samples.labels), count, study.seed)
-        given = (projection, samples.take(drawn[study.samples :]), study.batch)
-        features = projected(ours, *given, f"{model.name}, task {task}")
-        expert = projected(theirs, *given, f"expert of {task}")
+        indices = draw_indices(task, len(samples.labels), count, study.seed)
+        arguments = (projection, samples.take(indices[study.samples :]), study.batch)
+        features = projected(student, *arguments, f"{model.name}, task {task}")
+        expert = projected(teacher, *arguments, f"expert of {task}")
         total += float(divergence(features, expert, head).mean()) / len(setup.tasks)
     return total
 
@@ -188,12 +188,12 @@ def spectrum(
     from reproduction.field.walk import opened
 
     merged = setup.merged(study.upstream)
-    given = (merged, setup.base, setup.experts, models[0].settings, setup.context.device)
-    with opened(*given) as (parts, spool):
-        students = [Student(parts.student_copy(), one.settings) for one in models]
-        variants = [one.columns["variant"] for one in models]
+    arguments = (merged, setup.base, setup.experts, models[0].settings, setup.context.device)
+    with opened(*arguments) as (loaded, spool):
+        students = [Student(loaded.student_copy(), model.settings) for model in models]
+        variants = [model.columns["variant"] for model in models]
         batches = streams(setup, models[0].draw)
-        below = calibrate_by_spectrum(parts, students, variants, batches, spool)
+        below = calibrate_by_spectrum(loaded, students, variants, batches, spool)
         for model, student in zip(models, students, strict=True):
             save_model(student.handle.module, model.folder, like=merged)
     return below
@@ -229,8 +229,8 @@ def calibrate_by_spectrum(
         for task, teacher in in_turn(models.experts, path):
             specs = {number: spec for number, (_, spec) in enumerate(blocks)}
             moments = observe([block for block, _ in blocks], teacher, features[task], specs)
-            for number, own in moments.items():
-                add_task_systems(systems[number], own, teacher, specs[number].settings)
+            for number, task_moments in moments.items():
+                add_task_systems(systems[number], task_moments, teacher, specs[number].settings)
         with models.base.block(path) as base:
             for number, (block, spec) in enumerate(blocks):
                 variant, settings = variants[number], spec.settings
@@ -241,13 +241,13 @@ def calibrate_by_spectrum(
                         change.zero_()
                     elif variant in (BELOW, ABOVE):
                         g, V = torch.linalg.eigh(system.left)  # (d,), (d, d)
-                        below, whole = g < settings.ridge, change.norm()
+                        below, full_norm = g < settings.ridge, change.norm()
                         V = V[:, below if variant == BELOW else ~below]
                         change = change @ V @ V.T
                         if variant == BELOW:
-                            energy, moved = g[below].sum() / g.sum(), change.norm() / whole
-                            own_shares = below.double().mean(), energy, moved**2
-                            shares.setdefault(f"{settings.ridge:g}", []).append(own_shares)
+                            energy, moved = g[below].sum() / g.sum(), change.norm() / full_norm
+                            site_shares = below.double().mean(), energy, moved**2
+                            shares.setdefault(f"{settings.ridge:g}", []).append(site_shares)
                     if variant != EVERYTHING:
                         linears = [block.get_submodule(name) for name in site]
                         load_side_by_side(linears, A + change, a)
@@ -257,5 +257,5 @@ def calibrate_by_spectrum(
                 for track in features.values():
                     advance(block, stack, track.students[number])
     names = ("directions", "energy", "change")
-    means = {ridge: torch.tensor(own).mean(0).tolist() for ridge, own in shares.items()}
-    return {ridge: dict(zip(names, own, strict=True)) for ridge, own in means.items()}
+    means = {ridge: torch.tensor(values).mean(0).tolist() for ridge, values in shares.items()}
+    return {ridge: dict(zip(names, values, strict=True)) for ridge, values in means.items()}

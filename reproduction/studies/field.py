@@ -1,4 +1,4 @@
-"""Every merger from the same experts and samples: alone and, of encoders, with what follows it.
+"""Every merger from the same experts and samples: alone and, for encoders, with methods after it.
 
 FeatCal runs at the suite's settings and as the library does by default (auto). Settings that a
 method's source chooses on validation samples are chosen there, by the merged model's own scores.
@@ -41,7 +41,7 @@ T = TypeVar("T")
 OUTER = ("surgery", "prob_surgery")  # adapters after the last feature
 INFERRED = {f"{method}_inferred": method for method in OUTER}  # with the task read off the feature
 DEEP = ("surgery_v2", "interv_merge")  # adapters inside the model
-TRAINED = ("prodistill", *DEEP)  # what trains for minutes
+TRAINED = ("prodistill", *DEEP)  # methods that train for minutes
 TANGENT = "tangent"  # task arithmetic in the tangent space, in results
 PARTS = ("merged", "expert")  # of it: the merged model, and each task's own expert as one row
 MEANS = "task_means.safetensors"  # next to a merged model: its mean feature of every task
@@ -55,7 +55,7 @@ class FieldStudy(Study):
 
     mergers: settings by method; samples of `split` choose one of a list, such as scales.
     rows:    how many of each task choose.   scored: test samples of each task; None: all.
-    trained: mergers with which the methods of TRAINED are run too, ProDistill for `epochs`.
+    trained: mergers after which the methods of TRAINED are run, ProDistill for `epochs`.
     tangent: scales of task arithmetic in the tangent space; none: not run.
     """
 
@@ -84,8 +84,8 @@ class FieldStudy(Study):
         import reproduction.field.swudi  # noqa: F401 - registers a merger
 
         for method in self.mergers:
-            for own in self.candidates(method):
-                settings_of(method, own, f"field.mergers.{method}")
+            for options in self.candidates(method):
+                settings_of(method, options, f"field.mergers.{method}")
 
     def chosen_key(self, method: str) -> str:
         """Return the setting that is given as a list, of which validation samples choose one."""
@@ -93,37 +93,37 @@ class FieldStudy(Study):
         return next(lists, "")
 
     def candidates(self, method: str) -> list[dict[str, Any]]:
-        own, key = dict(self.mergers[method]), self.chosen_key(method)
-        return [{**own, key: value} for value in own[key]] if key else [own]
+        options, key = dict(self.mergers[method]), self.chosen_key(method)
+        return [{**options, key: value} for value in options[key]] if key else [options]
 
     def models(self, name: str, folder: Path) -> list[ModelSpec]:
-        """Return what is scored of one merger."""
+        """Return the scored models of one merger."""
         if name == TANGENT:
             return [ModelSpec(f"{name}/{part}", folder / part, part, name) for part in PARTS]
-        found = [ModelSpec(name, folder / "merged", "merged", name)]
+        models = [ModelSpec(name, folder / "merged", "merged", name)]
         if self.pool in TEXT_POOLS:
-            return found
+            return models
         trained = TRAINED if name in self.trained else ()
         after = ("repair",) if name in WITHOUT_SVC else ("repair", "svc")
         for method in ("featcal", "featcal_auto", *OUTER, *INFERRED, *after, *trained):
             setting, seed = ("", "") if method == "svc" else (self.comparison.setting, self.seed)
-            words = (method, name, AUTO if method == "featcal_auto" else setting, seed)
+            keys = (method, name, AUTO if method == "featcal_auto" else setting, seed)
             corrects = name if method in (*OUTER, *INFERRED, *DEEP) else ""
-            made = folder / INFERRED.get(method, method)
-            found.append(ModelSpec(f"{name}/{method}", made, *words, corrects=corrects))
-        return found
+            path = folder / INFERRED.get(method, method)
+            models.append(ModelSpec(f"{name}/{method}", path, *keys, corrects=corrects))
+        return models
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         names = [*self.mergers, *([TANGENT] if self.tangent else [])]
         longest_first = sorted(names, key=lambda name: (name not in self.trained, name != TANGENT))
         jobs = {name: (setup, self, name, folder / name) for name in longest_first}
-        made = setup.context.run(self.label, make, jobs)
+        results = setup.context.run(self.label, make, jobs)
         models = [model for name in names for model in self.models(name, folder / name)]
         rows = rows_of(setup, self.label, models, evaluate=partial(evaluate, self))
-        chosen = {name: made[name][0] for name in self.mergers}
-        tried = {name: made[name][1] for name in self.mergers if made[name][1]}
-        cost = {name: made[name][2] for name in names}
-        return StudyResult(rows, {}, {"chosen": chosen, "tried": tried}, {"cost": cost})
+        chosen = {name: results[name][0] for name in self.mergers}
+        trials = {name: results[name][1] for name in self.mergers if results[name][1]}
+        cost = {name: results[name][2] for name in names}
+        return StudyResult(rows, {}, {"chosen": chosen, "tried": trials}, {"cost": cost})
 
 
 class Clock(dict[str, float]):
@@ -139,46 +139,46 @@ class Clock(dict[str, float]):
 def make(
     setup: Setup, study: FieldStudy, name: str, out: Path
 ) -> tuple[Any, Any, dict[str, float]]:
-    """Make one merger and what follows it, as folders; return settings, those tried, and seconds."""
+    """Write one merged model and the methods after it; return settings, trials and seconds."""
     clock = Clock()
     out.mkdir(parents=True)
     if name == TANGENT:
         from reproduction.field import tangent
 
-        chosen, tried = tangent.make(setup, study, out, clock)
+        chosen, trials = tangent.make(setup, study, out, clock)
     else:
-        chosen, tried = merge(setup, study, name, out / "merged", clock)
+        chosen, trials = merge(setup, study, name, out / "merged", clock)
         if not setup.of_texts:
             repair(setup, study, name, out, clock)
-    return chosen, tried, dict(clock)
+    return chosen, trials, dict(clock)
 
 
 def merge(
     setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Write the merged model; return its settings, and those tried with their validation accuracy."""
+    """Write the merged model; return its settings, and trials with their validation accuracy."""
     import featcal
     import reproduction.field.swudi  # noqa: F401 - registers a merger
     from featcal.merging.registry import method_named
 
     key, needs, first = study.chosen_key(name), method_named(name).needs, study.candidates(name)[0]
-    given: dict[str, Any] = {"device": setup.context.device}
+    arguments: dict[str, Any] = {"device": setup.context.device}
     if name == "adamerging":
-        every = {"stream": study.comparison.stream, "samples": None, "batch": ADAPTED_BATCH}
-        given["batches"] = streams(setup, SampleDraw(**every, seed=study.seed))
+        draw = {"stream": study.comparison.stream, "samples": None, "batch": ADAPTED_BATCH}
+        arguments["batches"] = streams(setup, SampleDraw(**draw, seed=study.seed))
     elif needs:
-        given["batches"] = streams(setup, study.drawn())
+        arguments["batches"] = streams(setup, study.featcal_draw())
     if "head" in needs:
-        given["head"] = setup.heads
-    merged = partial(featcal.merge, name, setup.base, setup.experts, **given)
+        arguments["head"] = setup.heads
+    merged = partial(featcal.merge, name, setup.base, setup.experts, **arguments)
     if not key:
         clock("merged", partial(merged, out=out, **first))
         return first, []
-    candidates = {own[key]: own for own in study.candidates(name)}
+    candidates = {options[key]: options for options in study.candidates(name)}
 
     def validated() -> dict[float, float]:
-        tried = {value: merged(**own) for value, own in candidates.items()}
-        return averages(setup, tried, Selection(study.split, study.rows, study.seed))
+        models = {value: merged(**options) for value, options in candidates.items()}
+        return averages(setup, models, Selection(study.split, study.rows, study.seed))
 
     values = clock("choosing", validated)
     best = candidates[highest(values)]
@@ -187,7 +187,7 @@ def merge(
 
 
 def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) -> None:
-    """Write everything that follows a merged model, out/merged."""
+    """Write the results of all methods after the merged model, out/merged."""
     from safetensors.torch import save_file
 
     import featcal
@@ -198,37 +198,37 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) 
 
     base, experts, device = setup.base, setup.experts, setup.context.device
     merged, comparison, seed = out / "merged", study.comparison, study.seed
-    given: dict[str, Any] = {"base": base, "experts": experts, "device": device, "resume": False}
-    given["batches"] = streams(setup, study.drawn(batch=comparison.batch))
+    shared: dict[str, Any] = {"base": base, "experts": experts, "device": device, "resume": False}
+    shared["batches"] = streams(setup, study.featcal_draw(batch=comparison.batch))
     for method, settings in {"featcal": comparison.featcal, "featcal_auto": AUTO}.items():
-        own = {"settings": settings, "out": out / method}
-        clock(method, partial(featcal.calibrate, merged, **given, **own))
+        method_arguments = {"settings": settings, "out": out / method}
+        clock(method, partial(featcal.calibrate, merged, **shared, **method_arguments))
     projection, draw = setup.projection(), comparison.draw("surgery", study.samples, seed)
-    seen = streams(setup, draw)
-    pairs = clock("features", partial(pool_features, merged, experts, seen, projection, device))
+    stream = streams(setup, draw)
+    pairs = clock("features", partial(pool_features, merged, experts, stream, projection, device))
     for method in OUTER:
         adapters = clock(method, partial(getattr(comparison, method).fit, pairs, seed))
         adapters.save(out / method)
     save_file({task: pair.merged.mean(0) for task, pair in pairs.items()}, out / MEANS)
-    one = all_samples(streams(setup, study.drawn()))
-    wanted = output_moments(experts.values(), one, device)
-    clock("repair", lambda: renormalised(merged, wanted, one, out=out / "repair", device=device))
+    batch = all_samples(streams(setup, study.featcal_draw()))
+    moments = output_moments(experts.values(), batch, device)
+    clock("repair", lambda: renormalised(merged, moments, batch, out=out / "repair", device=device))
     if name not in WITHOUT_SVC:
-        more: dict[str, Any] = {"least": SVC_AFTER.get(name, SVC_LEAST), "out": out / "svc"}
-        clock("svc", partial(svc, merged, base, experts, **more, device=device))
+        extra: dict[str, Any] = {"least": SVC_AFTER.get(name, SVC_LEAST), "out": out / "svc"}
+        clock("svc", partial(svc, merged, base, experts, **extra, device=device))
     if name in study.trained:
-        pieces = streams(setup, study.drawn(batch=TRAINED_BATCH))
-        more = {"epochs": study.epochs, "seed": seed, "device": device, "out": out / "prodistill"}
-        clock("prodistill", partial(prodistill, merged, base, experts, pieces, **more))
+        batches = streams(setup, study.featcal_draw(batch=TRAINED_BATCH))
+        extra = {"epochs": study.epochs, "seed": seed, "device": device, "out": out / "prodistill"}
+        clock("prodistill", partial(prodistill, merged, base, experts, batches, **extra))
         for method in DEEP:
-            start = (getattr(study, method), merged, experts, seen, projection, seed, device)
+            start = (getattr(study, method), merged, experts, stream, projection, seed, device)
             clock(method, partial(inner_adapters, *start)).save(out / method)
 
 
 def evaluate(
     study: FieldStudy, setup: Setup, model: ModelSpec, corrected: Sequence[ModelSpec]
 ) -> dict[str, TaskScores]:
-    """Return the scores of a model, alone and with adapters; with those inside it runs anew."""
+    """Return the scores of a model, alone and with adapters; inner adapters need another run."""
     if setup.of_texts:
         return scoring.evaluate_model(setup, model, corrected)
     from safetensors.torch import load_file
@@ -241,29 +241,29 @@ def evaluate(
         from reproduction.field import tangent
 
         moved = partial(tangent.encoder, setup, model)
-        return scoring.answers(setup, lambda task: {model.name: moved(task)}, test)
+        return scoring.task_scores(setup, lambda task: {model.name: moved(task)}, test)
     encoder = {model.name: setup.load(model.folder)}
-    deep, after = [one for one in corrected if one.method in DEEP], dict[str, Any]()
-    for other in (one for one in corrected if one not in deep):
+    deep, after = [other for other in corrected if other.method in DEEP], dict[str, Any]()
+    for other in (other for other in corrected if other not in deep):
         adapters = Adapters.load(other.folder)
         after[other.name] = adapters.apply
         if other.method in INFERRED:
             means = load_file(other.folder.parent / MEANS)
             after[other.name] = partial(inferred, adapters, means)
-    found = scoring.answers(setup, lambda _: encoder, test, after)
-    for name, own in ((one.name, InnerAdapters.load(one.folder)) for one in deep):
-        found[name], changed = {}, {name: own.apply}
+    scores = scoring.task_scores(setup, lambda _: encoder, test, after)
+    for name, inner in ((other.name, InnerAdapters.load(other.folder)) for other in deep):
+        scores[name], changed = {}, {name: inner.apply}
         for task in setup.tasks:
-            with own.inside(encoder[model.name], task):
-                judged = scoring.answers(setup, lambda _: encoder, test, changed, (task,))
-            found[name] |= judged[name]
-    return found
+            with inner.inside(encoder[model.name], task):
+                result = scoring.task_scores(setup, lambda _: encoder, test, changed, (task,))
+            scores[name] |= result[name]
+    return scores
 
 
 def inferred(
     adapters: "Adapters", means: Mapping[str, "Tensor"], _: str, rows: "Tensor"
 ) -> "Tensor":
-    """Correct every feature by the adapter of the task whose mean is nearest; the head is told."""
+    """Correct every feature by the adapter of the task of nearest mean; the head knows the task."""
     import torch
 
     tasks, result = sorted(means), torch.empty_like(rows)

@@ -18,7 +18,7 @@ from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import evaluate_model
 from reproduction.engine.spec import ModelSpec, compared_models, merged_model
-from reproduction.engine.study import StudyResult, compared
+from reproduction.engine.study import StudyResult, score_parts
 from reproduction.experiments import ADAPTERS, Comparison, Each, Study
 from reproduction.results import OFFSET, Row
 
@@ -53,13 +53,13 @@ class OffsetStudy(Study):
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         firsts, rows = first_positions(setup), list[Row]()
-        moved = replace(setup, change=partial(placed, firsts))
+        moved = replace(setup, change=partial(at_positions, firsts))
         evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
         jobs = {f"{s:g}": (setup, s, self.seed, folder / f"{s:g}") for s in self.strengths}
-        made = setup.context.run(f"{self.label} models", offset_models, jobs)
-        for name, parts in made.items():
-            given, columns = (moved, folder / name, parts, self.models), {"strength": name}
-            rows += compared(f"{self.label} {name}", *given, columns=columns, evaluate=evaluate)
+        parts_by_strength = setup.context.run(f"{self.label} models", offset_models, jobs)
+        for name, parts in parts_by_strength.items():
+            args, columns = (moved, folder / name, parts, self.models), {"strength": name}
+            rows += score_parts(f"{self.label} {name}", *args, columns=columns, evaluate=evaluate)
         return StudyResult(rows)
 
 
@@ -70,7 +70,7 @@ def first_positions(setup: Setup) -> dict[str, int]:
     return {task: TOKENS * number for number, task in enumerate(setup.tasks)}
 
 
-def placed(firsts: Mapping[str, int], task: str, samples: "SentenceSet") -> "SentenceSet":
+def at_positions(firsts: Mapping[str, int], task: str, samples: "SentenceSet") -> "SentenceSet":
     return replace(samples, first=firsts[task])
 
 
@@ -82,11 +82,11 @@ def offset_models(setup: Setup, strength: float, seed: int, out: Path) -> dict[s
     from reproduction.prepare.sources import TOKENS
 
     firsts, offsets = first_positions(setup), {}
-    words = setup.load(setup.base).get_input_embeddings().weight.detach().cpu()
-    size = float(words.std()) * strength
+    embeddings = setup.load(setup.base).get_input_embeddings().weight.detach().cpu()
+    size = float(embeddings.std()) * strength
     for task, first in firsts.items():
         draws = generator(task, "offset", seed)
-        offsets[first] = size * torch.randn(words.shape[1], generator=draws)
+        offsets[first] = size * torch.randn(embeddings.shape[1], generator=draws)
     for task, first in firsts.items():
         with_offsets(setup.expert(task), out / "experts" / task, offsets, first, TOKENS)
     base = with_offsets(setup.base, out / "base", offsets, None, TOKENS)
@@ -94,9 +94,9 @@ def offset_models(setup: Setup, strength: float, seed: int, out: Path) -> dict[s
 
 
 def with_offsets(
-    model: Path, out: Path, offsets: Mapping[int, "Tensor"], own: int | None, width: int
+    model: Path, out: Path, offsets: Mapping[int, "Tensor"], skipped: int | None, width: int
 ) -> Path:
-    """Write a model whose first positions repeat from every number on, plus offsets but at `own`."""
+    """Write a model whose first positions repeat from each number on, plus all but one offset."""
     import torch
 
     from featcal.models.load import load_as_calibrated, save_model
@@ -108,5 +108,5 @@ def with_offsets(
     with torch.no_grad():
         start = table[:width].clone()
         for first, offset in offsets.items():
-            table[first : first + width] = start if first == own else start + offset
+            table[first : first + width] = start if first == skipped else start + offset
     return save_model(module, out, like=model)

@@ -15,9 +15,9 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration
 from reproduction.engine.context import HEADS, Setup
-from reproduction.engine.score import answers, average
+from reproduction.engine.score import average, task_scores
 from reproduction.engine.spec import main_models
-from reproduction.engine.study import StudyResult, compared
+from reproduction.engine.study import StudyResult, score_parts
 from reproduction.experiments import Comparison, Each, Study
 from reproduction.results import OFFSET, Row
 from reproduction.stages.prepare import make_experts, recipes_of
@@ -44,17 +44,17 @@ class PatternStudy(Study):
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         factors = dict.fromkeys(self.strengths, self.factors) | {1.0: (1.0,)}
-        tried = [(s, factor) for s, own in factors.items() for factor in own]
-        jobs = {f"{s:g} {factor:g}": (setup, s, factor) for s, factor in tried}
-        found = setup.context.run(f"{self.label} base", base_accuracy, jobs)
+        pairs = [(s, factor) for s, tried in factors.items() for factor in tried]
+        jobs = {f"{s:g} {factor:g}": (setup, s, factor) for s, factor in pairs}
+        scores = setup.context.run(f"{self.label} base", base_accuracy, jobs)
         rows, shifts = list[Row](), dict[str, dict[str, float]]()
         for s in self.strengths:
-            far = {factor: abs(found[f"{s:g} {factor:g}"] - found["1 1"]) for factor in factors[s]}
-            factor, name = min(far, key=far.__getitem__), f"{s:g}"
-            shifts[name] = {"moved": factor, "base": found[f"{s:g} {factor:g}"]}
-            parts = trained(setup, folder / name, {"added": s, "moved": factor})
-            given = (setup, folder / name, parts, partial(main_models, self))
-            rows += compared(f"{self.label} {name}", *given, columns={"strength": name})
+            gaps = {f: abs(scores[f"{s:g} {f:g}"] - scores["1 1"]) for f in factors[s]}
+            factor, name = min(gaps, key=gaps.__getitem__), f"{s:g}"
+            shifts[name] = {"moved": factor, "base": scores[f"{s:g} {factor:g}"]}
+            parts = trained_parts(setup, folder / name, {"added": s, "moved": factor})
+            arguments = (setup, folder / name, parts, partial(main_models, self))
+            rows += score_parts(f"{self.label} {name}", *arguments, columns={"strength": name})
         return StudyResult(rows, facts={"shifts": shifts})
 
 
@@ -63,26 +63,26 @@ def base_accuracy(setup: Setup, added: float, moved: float) -> float:
     from reproduction.mini.images import drawn_set
 
     data = setup.context.suite.data
-    drawn = ("validation", data.validation, data.seed, data.strength)
+    arguments = ("validation", data.validation, data.seed, data.strength)
 
     def read(task: str) -> Any:
-        return drawn_set(setup.base, task, *drawn, added=added, moved=moved)
+        return drawn_set(setup.base, task, *arguments, added=added, moved=moved)
 
     base = {"base": setup.load(setup.base)}
-    return average(answers(setup, lambda _: base, read)["base"])
+    return average(task_scores(setup, lambda _: base, read)["base"])
 
 
-def trained(setup: Setup, aside: Path, parts: Mapping[str, float]) -> dict[str, Path]:
+def trained_parts(setup: Setup, folder: Path, scales: Mapping[str, float]) -> dict[str, Path]:
     """Draw images and train experts on them; return the folders of base, heads and experts."""
     from reproduction.mini.images import write_parquet
 
-    context, prepared, images = setup.context, setup.prepared, aside / "data"
+    context, prepared, images = setup.context, setup.prepared, folder / "data"
     data, seed = context.suite.data, context.suite.expert_seed
     counts = {split: getattr(data, split) for split in ("train", "validation", "test")}
-    given = (data.seed, data.strength, counts, parts)
-    jobs = {task: (task, images / task, *given) for task in setup.tasks}
+    arguments = (data.seed, data.strength, counts, scales)
+    jobs = {task: (task, images / task, *arguments) for task in setup.tasks}
     context.run("draw", write_parquet, jobs)
     copyfile(setup.data / SOURCES, images / SOURCES)
-    experts = aside / "experts"
+    experts = folder / "experts"
     make_experts(setup, prepared, images, recipes_of(setup, setup.tasks), {seed: experts})
     return {name: prepared / name for name in ("base", HEADS)} | {"experts": experts}

@@ -30,8 +30,8 @@ class SamplesStudy(Study):
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         models = []
         for method, n, seed in product(METHODS, sorted(self.samples), sorted(self.seeds)):
-            own = {"samples": n}
-            models += compared_models(self, folder, method, **own, seed=seed, columns=own)
+            columns = {"samples": n}
+            models += compared_models(self, folder, method, **columns, seed=seed, columns=columns)
         jobs = {model.name: (setup, model) for model in models}
         record = costs(self, setup, jobs, setup.context.suite.workers or 1)
         merged = merged_model(setup, self.upstream).but(columns={"samples": 0})

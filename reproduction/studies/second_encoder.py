@@ -13,11 +13,11 @@ from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import evaluate_model
 from reproduction.engine.spec import main_models
-from reproduction.engine.study import StudyResult, compared
+from reproduction.engine.study import StudyResult, score_parts
 from reproduction.experiments import Comparison, Study
 from reproduction.prepare.suite import FineTuneSentences, SentenceRole
 from reproduction.results import SCORES
-from reproduction.stages.prepare import made
+from reproduction.stages.prepare import make_store
 
 
 class SecondEncoderStudy(Study):
@@ -36,12 +36,12 @@ class SecondEncoderStudy(Study):
     scored: PositiveInt
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        suite, place = setup.context.suite, f"second_encoder.{self.key}.fine_tune"
-        recipe = FineTuneSentences.from_mapping(self.fine_tune, place)
+        suite, location = setup.context.suite, f"second_encoder.{self.key}.fine_tune"
+        recipe = FineTuneSentences.from_mapping(self.fine_tune, location)
         suite = suite.but(sentences=suite.sentences.but(fine_tune=recipe))
-        own = replace(setup, context=replace(setup.context, suite=suite))
-        store = made(own, SentenceRole(model=self.model), f"second_encoder-{setup.key}")
+        changed = replace(setup, context=replace(setup.context, suite=suite))
+        store = make_store(changed, SentenceRole(model=self.model), f"second_encoder-{setup.key}")
         parts = {name: store / name for name in ("base", "experts", HEADS)}
         evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
-        given = (setup, folder / "outputs", parts, partial(main_models, self))
-        return StudyResult(compared(self.label, *given, evaluate=evaluate))
+        arguments = (setup, folder / "outputs", parts, partial(main_models, self))
+        return StudyResult(score_parts(self.label, *arguments, evaluate=evaluate))

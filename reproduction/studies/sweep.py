@@ -27,21 +27,21 @@ class Sweep(Settings):
 
     def check(self) -> None:
         for name in SWEPT:
-            values, own = getattr(self, name), getattr(self.featcal, name)
-            if values and own not in values:
-                object.__setattr__(self, name, tuple(sorted((*values, own))))
+            values, default = getattr(self, name), getattr(self.featcal, name)
+            if values and default not in values:
+                object.__setattr__(self, name, tuple(sorted((*values, default))))
             for value in values:
                 self.featcal.but(**{name: value})
 
     def points(self) -> dict[Calibration, list[Row]]:
         """Return every model once, with the columns of its points on the curves through it."""
-        found: dict[Calibration, list[Row]] = {}
+        points: dict[Calibration, list[Row]] = {}
         for name in SWEPT:
-            own = getattr(self.featcal, name)
+            default = getattr(self.featcal, name)
             for value in getattr(self, name):
-                point = {"parameter": name, "at": f"{value:g}", "chosen": int(value == own)}
-                found.setdefault(self.featcal.but(**{name: value}), []).append(point)
-        return found
+                point = {"parameter": name, "at": f"{value:g}", "chosen": int(value == default)}
+                points.setdefault(self.featcal.but(**{name: value}), []).append(point)
+        return points
 
 
 class SweepStudy(Study):
@@ -56,17 +56,17 @@ class SweepStudy(Study):
     around: tuple[Sweep, ...]
 
     def check(self) -> None:
-        words = [sweep.setting for sweep in self.around]
-        once, expected = len(set(words)) == len(words) > 0, "must name each setting once"
-        require(once, "sweep.around", words, expected)
+        settings = [sweep.setting for sweep in self.around]
+        distinct, expected = len(set(settings)) == len(settings) > 0, "must name each setting once"
+        require(distinct, "sweep.around", settings, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         models, curves = [], list[tuple[str, Row]]()
         for upstream, sweep in product(self.upstreams, self.around):
-            own = {"upstream": upstream, "setting": sweep.setting}
+            columns = {"upstream": upstream, "setting": sweep.setting}
             for number, (settings, points) in enumerate(sweep.points().items()):
                 name = f"{upstream}-{sweep.setting}-{number}"
-                models.append(featcal_at(self, folder, name, settings, **own))
+                models.append(featcal_at(self, folder, name, settings, **columns))
                 curves += [(name, point) for point in points]
         make(self.label, setup, models)
         scores = score(f"{self.label} score", setup, models)

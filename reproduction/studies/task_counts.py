@@ -48,7 +48,7 @@ class TaskCountsStudy(Study):
         """Return the pool cut into parts, by count and number of the part. Raises: BadSetting."""
         import numpy as np
 
-        found = {}
+        parts = {}
         for count in self.counts:
             expected = f"must be at most {len(tasks)}, the number of tasks in the pool"
             require(count <= len(tasks), f"task_counts.{self.key}.counts", count, expected)
@@ -58,8 +58,8 @@ class TaskCountsStudy(Study):
                 order = generator.permutation(len(tasks)).tolist()
                 starts = range(0, len(tasks) - count + 1, count)
                 cut += [tuple(tasks[i] for i in sorted(order[s : s + count])) for s in starts]
-            found |= {(count, draw): own for draw, own in enumerate(cut)}
-        return found
+            parts |= {(count, draw): part for draw, part in enumerate(cut)}
+        return parts
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         context, label = setup.context, self.label
@@ -74,11 +74,11 @@ class TaskCountsStudy(Study):
         jobs, parts = dict[str, tuple[Any, ...]](), self.parts(setup.tasks)
         units = (*product(parts.items(), (None,)), *product(parts.items(), merges))
         for ((count, draw), tasks), upstream in units:
-            name, own = f"{count}-{draw} {upstream or 'experts'}", {"tasks": count, "draw": draw}
-            some = replace(alone, only=tasks, made=folder / name)
-            jobs[name] = (self, some, folder, own, merges.get(upstream))
+            name, keys = f"{count}-{draw} {upstream or 'experts'}", {"tasks": count, "draw": draw}
+            part_setup = replace(alone, only=tasks, models_folder=folder / name)
+            jobs[name] = (self, part_setup, folder, keys, merges.get(upstream))
         largest_first = dict(sorted(jobs.items(), key=lambda job: -len(job[1][1].tasks)))
-        rows = context.run(label, of_part, largest_first)
+        rows = context.run(label, part_rows, largest_first)
         return StudyResult(tables={"task_counts": [row for name in jobs for row in rows[name]]})
 
 
@@ -88,36 +88,36 @@ def write_expert(study: TaskCountsStudy, setup: Setup, task: str, experts: Path)
 
     from reproduction.stages.measure import projected
 
-    shown = setup.projection(), unseen(setup, study, task), ADAPTER_BATCH
-    features = projected(setup.load(setup.expert(task)), *shown, f"expert of {task}")
+    arguments = setup.projection(), unseen(setup, study, task), ADAPTER_BATCH
+    features = projected(setup.load(setup.expert(task)), *arguments, f"expert of {task}")
     save_file({"features": features.contiguous()}, experts / f"{task}.safetensors")
 
 
-def of_part(
-    study: TaskCountsStudy, some: Setup, experts: Path, columns: Row, run: Any
+def part_rows(
+    study: TaskCountsStudy, setup: Setup, experts: Path, columns: Row, run: Any
 ) -> list[Row]:
     """Return the rows of one part: of its experts, or after a merger, whose models are not kept."""
-    evaluate = partial(judged, study=study, experts=experts)
-    label = f"{study.label} {some.made.name}"
+    evaluate = partial(part_scores, study=study, experts=experts)
+    label = f"{study.label} {setup.models_folder.name}"
     if run is None:
         expert = ModelSpec("expert", None, "expert", columns=columns)
-        return rows_of(some, label, [expert], evaluate=evaluate)
-    merged = ModelSpec("merged", some.merged(run.upstream), "merged", run.upstream, settings=run)
-    shared, made = {"upstream": run.upstream, "columns": columns}, some.folder("made")
-    models = [merged.but(columns=columns), *compared_models(study, made, "featcal", **shared)]
-    models += compared_models(study, made, *ADAPTERS, streams=study.comparison.streams, **shared)
-    rows = make_and_score(some, label, models, evaluate=evaluate)
-    rmtree(some.folder(""))
+        return rows_of(setup, label, [expert], evaluate=evaluate)
+    merged = ModelSpec("merged", setup.merged(run.upstream), "merged", run.upstream, settings=run)
+    shared, out = {"upstream": run.upstream, "columns": columns}, setup.folder("made")
+    models = [merged.but(columns=columns), *compared_models(study, out, "featcal", **shared)]
+    models += compared_models(study, out, *ADAPTERS, streams=study.comparison.streams, **shared)
+    rows = make_and_score(setup, label, models, evaluate=evaluate)
+    rmtree(setup.folder(""))
     return rows
 
 
 def agreement(
-    task: str, features: "Tensor", expert: "Tensor", head: "Tensor", own: range, labels: "Tensor"
+    task: str, features: "Tensor", expert: "Tensor", head: "Tensor", rows: range, labels: "Tensor"
 ) -> Row:
-    """Return percent right among own classes and among all, and the drift of unit features.
+    """Return percent right among the task's classes and among all, and the drift of unit features.
 
     mean_drift: squared length of the mean difference, which one constant vector would undo.
-    head: class vectors of all tasks (K, p).   own: the task's rows of it.   labels: (n,).
+    head: class vectors of all tasks (K, p).   rows: the task's rows in it.   labels: (n,).
     """
     from featcal.evaluation.accuracy import require_finite
     from featcal.models.batch import unit_length
@@ -125,8 +125,8 @@ def agreement(
     require_finite(features, f"features of {task}")
     unit, count = unit_length(features.cpu()), len(labels)
     answers = unit @ head.T  # (n, K)
-    right = (answers[:, own.start : own.stop].argmax(1) == labels).sum()
-    of_all = (answers.argmax(1) == labels + own.start).sum()
+    right = (answers[:, rows.start : rows.stop].argmax(1) == labels).sum()
+    of_all = (answers.argmax(1) == labels + rows.start).sum()
     difference = (unit - unit_length(expert.cpu())).double()  # (n, p)
     return {
         "task": task, "value": 100 * float(right) / count, "union": 100 * float(of_all) / count,
@@ -143,15 +143,15 @@ def unseen(setup: Setup, study: TaskCountsStudy, task: str) -> Any:
 
     test = load_split(setup, task, "test")
     count = len(test.labels)
-    left = np.arange(count)
+    remaining = np.arange(count)
     if any(SPLITS[name] == "test" for name in study.comparison.streams):
-        left = np.setdiff1d(left, draw_indices(task, count, study.samples, study.seed))
+        remaining = np.setdiff1d(remaining, draw_indices(task, count, study.samples, study.seed))
     expected = f"must be less than {count}, the number of test samples of {task}: some have to be left to score"
-    require(len(left) > 0, f"task_counts.{study.key}.samples", study.samples, expected)
-    return test.take(left)
+    require(len(remaining) > 0, f"task_counts.{study.key}.samples", study.samples, expected)
+    return test.take(remaining)
 
 
-def judged(
+def part_scores(
     setup: Setup,
     model: ModelSpec,
     corrected: Sequence[ModelSpec],
@@ -168,21 +168,21 @@ def judged(
     from featcal.baselines.adapters import Adapters
     from reproduction.stages.measure import projected
 
-    heads, every = load_file(setup.heads), replace(setup, only=()).tasks
-    ours = setup.load(model.folder) if model.folder else None
-    adapters = {one.name: Adapters.load(one.folder) for one in corrected}
-    found: dict[str, TaskScores] = {name: {} for name in (model.name, *adapters)}
-    head = torch.cat([heads[f"head/{task}"] for task in every])
+    heads, all_tasks = load_file(setup.heads), replace(setup, only=()).tasks
+    student = setup.load(model.folder) if model.folder else None
+    adapters = {other.name: Adapters.load(other.folder) for other in corrected}
+    scores: dict[str, TaskScores] = {name: {} for name in (model.name, *adapters)}
+    head = torch.cat([heads[f"head/{task}"] for task in all_tasks])
     for task in setup.tasks:
         samples = unseen(setup, study, task)
-        start = sum(len(heads[f"head/{name}"]) for name in every[: every.index(task)])
-        own = range(start, start + len(heads[f"head/{task}"]))
+        start = sum(len(heads[f"head/{name}"]) for name in all_tasks[: all_tasks.index(task)])
+        classes = range(start, start + len(heads[f"head/{task}"]))
         features = expert = load_file(experts / f"{task}.safetensors")["features"]
-        if ours:
-            place = f"{model.upstream} of {', '.join(setup.tasks)}, on {task}"
-            features = projected(ours, setup.projection(), samples, ADAPTER_BATCH, place)
-        given = (expert, head, own, torch.as_tensor(samples.labels))
-        found[model.name][task] = agreement(task, features, *given)
+        if student:
+            location = f"{model.upstream} of {', '.join(setup.tasks)}, on {task}"
+            features = projected(student, setup.projection(), samples, ADAPTER_BATCH, location)
+        arguments = (expert, head, classes, torch.as_tensor(samples.labels))
+        scores[model.name][task] = agreement(task, features, *arguments)
         for name, adapter in adapters.items():
-            found[name][task] = agreement(task, adapter.apply(task, features), *given)
-    return found
+            scores[name][task] = agreement(task, adapter.apply(task, features), *arguments)
+    return scores

@@ -48,19 +48,19 @@ class TheoryStudy(Study):
         require(self.traced <= self.images, "theory.traced", self.traced, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        label, own = self.label, self.featcal
-        models = [featcal_at(self, folder, order, own.but(order=order)) for order in ORDERS]
+        label, settings = self.label, self.featcal
+        models = [featcal_at(self, folder, order, settings.but(order=order)) for order in ORDERS]
         make(label, setup, models)
         jobs = {name: (setup, self, name, folder) for name in (SOURCES, *setup.tasks)}
-        found = setup.context.run(label, check, jobs)
-        lines, points = zip(*(found[name] for name in (*setup.tasks, SOURCES)), strict=True)
-        common = setup.words | {"upstream": self.upstream}
+        results = setup.context.run(label, check, jobs)
+        lines, points = zip(*(results[name] for name in (*setup.tasks, SOURCES)), strict=True)
+        common = setup.row_keys | {"upstream": self.upstream}
         rows = [common | line for line in with_worst(list(chain(*lines)))]
         return StudyResult(tables={"theory": rows, "theory_points": list(chain(*points))})
 
 
 def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
-    """Check what holds of one task, of the merged and of the calibrated model; or check_sources."""
+    """Check one task's statements for the merged and the calibrated model; or check_sources."""
     if task == SOURCES:
         return check_sources(setup, study, folder)
     import torch
@@ -70,32 +70,32 @@ def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
     from reproduction.theory.tower import Checks, tower
 
     device, tensors = setup.context.device, load_file(setup.heads)
-    samples, batch = drawn(setup, study, task, study.images)
-    single = list(drawn(setup, study, task, study.traced)[0].batches(None, 1))
+    samples, batch = batch_of(setup, study, task, study.images)
+    single = list(batch_of(setup, study, task, study.traced)[0].batches(None, 1))
     tensors = {name: tensor.double().to(device) for name, tensor in tensors.items()}
-    given = (tensors.get("visual_projection"), tensors[f"head/{task}"])
-    head = drift.ScoreHead(*given, float(tensors["logit_scale"].exp()))
+    weights = (tensors.get("visual_projection"), tensors[f"head/{task}"])
+    head = drift.ScoreHead(*weights, float(tensors["logit_scale"].exp()))
     labels = torch.as_tensor(samples.labels).to(device)
     expert = setup.load(setup.expert(task), torch.float64)
-    theirs, traced = tower(expert, batch), [tower(expert, one) for one in single]
+    expert_tower, expert_towers = tower(expert, batch), [tower(expert, sample) for sample in single]
     rows, points = [], []
     merged, calibrated = setup.merged(study.upstream), folder / "forward"
     for method, setting, path in (("merged", "", merged), ("featcal", study.setting, calibrated)):
-        found, model = Checks(), setup.load(path, torch.float64)
-        ours = tower(model, batch)
-        drifts = drift.decomposed(ours, theirs)
-        drift.check_decomposition(drifts, found)
-        drift.check_residual(drifts, found)
-        drift.check_growth(drifts, found)
-        pairs = [(tower(model, one), alone) for one, alone in zip(single, traced, strict=True)]
-        drift.check_propagation(pairs, study.nodes, found)
-        moved = drift.score_drift(ours, theirs, head)
-        drift.check_scores(moved, found)
-        drift.check_loss(moved, labels, study.nodes, found)
-        drift.check_margins(moved, found)
-        words = {"method": method, "setting": setting, "task": task}
-        rows += [words | line for line in found.lines]
-        points += [words | point for point in found.points]
+        checks, model = Checks(), setup.load(path, torch.float64)
+        model_tower = tower(model, batch)
+        drifts = drift.decomposed(model_tower, expert_tower)
+        drift.check_decomposition(drifts, checks)
+        drift.check_residual(drifts, checks)
+        drift.check_growth(drifts, checks)
+        pairs = [(tower(model, x), t) for x, t in zip(single, expert_towers, strict=True)]
+        drift.check_propagation(pairs, study.nodes, checks)
+        drifts_of_scores = drift.score_drift(model_tower, expert_tower, head)
+        drift.check_scores(drifts_of_scores, checks)
+        drift.check_loss(drifts_of_scores, labels, study.nodes, checks)
+        drift.check_margins(drifts_of_scores, checks)
+        keys = {"method": method, "setting": setting, "task": task}
+        rows += [keys | line for line in checks.lines]
+        points += [keys | point for point in checks.points]
     return rows, points
 
 
@@ -111,20 +111,20 @@ def check_sources(setup: Setup, study: TheoryStudy, folder: Path) -> Lines:
     loaded = {name: setup.load(path, torch.float64) for name, path in paths.items()}
     experts = {task: setup.load(path, torch.float64) for task, path in setup.experts.items()}
     models = sources.SourceModels(**loaded, experts=experts)
-    batches = {task: drawn(setup, study, task, study.traced)[1] for task in setup.tasks}
-    found = Checks()
-    sources.check_sources(models, batches, study.featcal, found)
-    words = {"method": "featcal", "setting": study.setting, "task": ""}
-    return [words | line for line in found.lines], [words | point for point in found.points]
+    batches = {task: batch_of(setup, study, task, study.traced)[1] for task in setup.tasks}
+    checks = Checks()
+    sources.check_sources(models, batches, study.featcal, checks)
+    keys = {"method": "featcal", "setting": study.setting, "task": ""}
+    return [keys | line for line in checks.lines], [keys | point for point in checks.points]
 
 
-def drawn(setup: Setup, study: TheoryStudy, task: str, count: int) -> tuple[Any, dict[str, Any]]:
+def batch_of(setup: Setup, study: TheoryStudy, task: str, count: int) -> tuple[Any, dict[str, Any]]:
     """Return the first `count` of the study's test samples, and all of them as one batch."""
     from featcal.data.batches import draw_indices
 
     samples = load_split(setup, task, "test")
-    chosen = draw_indices(task, len(samples.labels), study.images, study.seed)
-    samples = samples.take(chosen[:count])
+    indices = draw_indices(task, len(samples.labels), study.images, study.seed)
+    samples = samples.take(indices[:count])
     return samples, next(iter(samples.batches(None, len(samples))))
 
 
@@ -133,11 +133,11 @@ def with_worst(lines: Sequence[Row]) -> list[Row]:
     worst = dict[Any, Row]()
     for line in (line for line in lines if line["quantity"] in REQUIRED):
         key = tuple(line[column] for column in ("method", "setting", "statement", "quantity"))
-        known = worst.get(key, {**line, "task": "", "count": 0})
-        value, count = min(known["value"], line["value"]), known["count"] + line["count"]
-        worst[key] = known | {"value": value, "count": count}
-    held = {(line["statement"], line["quantity"]): line for line in worst.values()}
+        previous = worst.get(key, {**line, "task": "", "count": 0})
+        value, count = min(previous["value"], line["value"]), previous["count"] + line["count"]
+        worst[key] = previous | {"value": value, "count": count}
+    by_key = {(line["statement"], line["quantity"]): line for line in worst.values()}
     shared = {"method": "required", "setting": "", "count": 0}
-    required = [{**line, **shared, "value": REQUIRED[line["quantity"]]} for line in held.values()]
-    there = [line for line in lines if line["task"] or line["quantity"] not in REQUIRED]
-    return [*there, *worst.values(), *required]
+    required = [{**line, **shared, "value": REQUIRED[line["quantity"]]} for line in by_key.values()]
+    listed = [line for line in lines if line["task"] or line["quantity"] not in REQUIRED]
+    return [*listed, *worst.values(), *required]

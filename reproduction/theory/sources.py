@@ -1,5 +1,5 @@
-"""Proposition 8, Eq. 45 and Appendix F: what it costs to solve a linear on features that the
-finished model does not give it.
+"""Proposition 8, Eq. 45 and Appendix F: the cost of solving a linear on features that it does not
+have in the finished model.
 
 Legend: N tokens of a task · d inputs · o outputs · u a linear's input (N, d) · y its target (N, o)
 · W (o, d) · A the anchor. The objective is that of Eq. 47 as printed: tasks unweighted, no bias,
@@ -58,8 +58,8 @@ def loss(W: Tensor, source: SiteData) -> float:
 
 def relative_loss(W: Tensor, source: SiteData) -> float:
     """Return ‖W u − y‖ / ‖y‖ over all tasks and tokens."""
-    off = sum(float(squares.sum()) for squares in errors(W, source).values())
-    return (off / sum(float((y**2).sum()) for y in source.y.values())) ** 0.5
+    squares = sum(float(s.sum()) for s in errors(W, source).values())
+    return (squares / sum(float((y**2).sum()) for y in source.y.values())) ** 0.5
 
 
 def objective(W: Tensor, source: SiteData, linear: Linear, ridge: float) -> float:
@@ -111,8 +111,8 @@ def peak(start: float, middle: float, end: float) -> float:
 
 def steepness(src: SiteData, dep: SiteData, ends: tuple[Tensor, Tensor]) -> float:
     """Return K of Eq. 49, 2 max ‖W u − y‖ √(1 + ‖W‖²); it is convex in W, so the ends decide."""
-    seen = [(u, source.y[task]) for source in (src, dep) for task, u in source.u.items()]
-    farthest = max(float((u @ W.T - y).norm(dim=1).max()) for W in ends for u, y in seen)
+    pairs = [(u, source.y[task]) for source in (src, dep) for task, u in source.u.items()]
+    farthest = max(float((u @ W.T - y).norm(dim=1).max()) for W in ends for u, y in pairs)
     widest = max(float(torch.linalg.matrix_norm(W, 2)) for W in ends)
     return 2 * farthest * (1 + widest**2) ** 0.5
 
@@ -121,8 +121,8 @@ def wasserstein(src: SiteData, dep: SiteData, task: str) -> float:
     """Return the exact 1-Wasserstein distance of the pairs (u, y) of a task, by matching tokens."""
     from scipy.optimize import linear_sum_assignment
 
-    ours, theirs = (torch.cat([s.u[task], s.y[task]], dim=1) for s in (src, dep))
-    cost = torch.cdist(ours, theirs, compute_mode="donot_use_mm_for_euclid_dist").cpu().numpy()
+    pairs = (torch.cat([s.u[task], s.y[task]], dim=1) for s in (src, dep))
+    cost = torch.cdist(*pairs, compute_mode="donot_use_mm_for_euclid_dist").cpu().numpy()
     rows, columns = linear_sum_assignment(cost)
     return float(cost[rows, columns].mean())
 
@@ -143,37 +143,37 @@ class SourceModels:
 
 @torch.no_grad()
 def check_sources(
-    models: SourceModels, batches: Mapping[str, Batch], settings: Calibration, found: Checks
+    models: SourceModels, batches: Mapping[str, Batch], settings: Calibration, checks: Checks
 ) -> None:
     """Check Proposition 8 and Eq. 45 for every linear of every block."""
     several = (models.merged, models.forward, models.stale)
     merged, forward, stale = ({t: tower(m, x) for t, x in batches.items()} for m in several)
     experts = {task: tower(models.experts[task], x) for task, x in batches.items()}
-    check_prefix(models, batches, forward, found)
+    check_prefix(models, batches, forward, checks)
     sides: dict[str, Mismatch] = {}
     for index in range(len(next(iter(experts.values())).blocks)):
         names = list(solved_modules(next(iter(experts.values())).blocks[index], norm=False)[0])
 
-        def reaching(
+        def site_inputs(
             towers: Mapping[str, Tower], hidden: Mapping[str, Tower], i: int = index, n: Any = names
         ) -> SiteInputs:
             return {task: towers[task].inputs(i, hidden[task].features[i], n) for task in batches}
 
-        taught = reaching(experts, experts)
+        expert_inputs = site_inputs(experts, experts)
         # what each was solved on, and what the finished model gives
-        used = {"stale": reaching(merged, merged), "forward": reaching(merged, forward)}
-        given = {"stale": reaching(stale, stale), "forward": reaching(forward, forward)}
+        used = {"stale": site_inputs(merged, merged), "forward": site_inputs(merged, forward)}
+        final = {"stale": site_inputs(stale, stale), "forward": site_inputs(forward, forward)}
         weights = {"stale": models.stale, "forward": models.forward}
         for kind in used:
-            off = torch.stack([_off(used[kind], given[kind], name) for name in names]).sum(0)
-            moved = 100 * float((off[0] / off[1]).sqrt())
-            found.add("proposition_8", f"{kind}_moved", moved, len(names), block=f"{index:02d}")
+            change = torch.stack([_squares(used[kind], final[kind], name) for name in names]).sum(0)
+            moved = 100 * float((change[0] / change[1]).sqrt())
+            checks.add("proposition_8", f"{kind}_moved", moved, len(names), block=f"{index:02d}")
         fits: dict[str, list[float]] = {}
         for name in names:
-            x = {task: taught[task][name] for task in batches}
-            own = {task: weight(expert, index, name) for task, expert in models.experts.items()}
-            both = (weight(model, index, name) for model in (models.merged, models.base))
-            linear = Linear(own, x, anchor(*both, settings.anchor_blend))
+            x = {task: expert_inputs[task][name] for task in batches}
+            expert_weights = {t: weight(m, index, name) for t, m in models.experts.items()}
+            merged_and_base = (weight(model, index, name) for model in (models.merged, models.base))
+            linear = Linear(expert_weights, x, anchor(*merged_and_base, settings.anchor_blend))
 
             def source(inputs: SiteInputs, name: str = name, linear: Linear = linear) -> SiteData:
                 u = {task: inputs[task][name] for task in batches}
@@ -181,28 +181,28 @@ def check_sources(
 
             sources = {kind: source(used[kind]) for kind in used}
             for kind in used:
-                W, deployed = weight(weights[kind], index, name), source(given[kind])
-                for where, one in (("on_source", sources[kind]), ("deployed", deployed)):
-                    fits.setdefault(f"{kind}_{where}", []).append(relative_loss(W, one))
+                W, deployed = weight(weights[kind], index, name), source(final[kind])
+                for suffix, site in (("on_source", sources[kind]), ("deployed", deployed)):
+                    fits.setdefault(f"{kind}_{suffix}", []).append(relative_loss(W, site))
             if index:  # the first block's source is the same for both
                 side = mismatch(sources["stale"], sources["forward"], linear, settings)
                 sides[f"{index:02d}.{name}"] = side
         for quantity, values in fits.items():
             mean = 100 * sum(values) / len(values)
-            found.add("proposition_8", quantity, mean, len(values), block=f"{index:02d}")
+            checks.add("proposition_8", quantity, mean, len(values), block=f"{index:02d}")
     bounds_of = {"proposition_8": "largest", "proposition_8_transport": "transport"}
     for statement, bound in bounds_of.items():
-        both = [[side.gap, getattr(side, bound)] for side in sides.values()]
-        gaps, bounds = torch.tensor(both, dtype=torch.float64).reshape(-1, 2).T
-        found.bounded(statement, bounds, gaps)
-        for i, place in enumerate(sides):
-            found.show(statement, gaps[i : i + 1], bounds[i : i + 1], place)
-    for place, side in sides.items():
-        found.add("proposition_8", "excess", 100 * side.gap / side.best, 1, block=place)
+        rows = [[side.gap, getattr(side, bound)] for side in sides.values()]
+        gaps, bounds = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2).T
+        checks.bounded(statement, bounds, gaps)
+        for i, linear_name in enumerate(sides):
+            checks.show(statement, gaps[i : i + 1], bounds[i : i + 1], linear_name)
+    for linear_name, side in sides.items():
+        checks.add("proposition_8", "excess", 100 * side.gap / side.best, 1, block=linear_name)
 
 
 def check_prefix(
-    models: SourceModels, batches: Mapping[str, Batch], forward: Mapping[str, Tower], found: Checks
+    models: SourceModels, batches: Mapping[str, Batch], forward: Mapping[str, Tower], checks: Checks
 ) -> None:
     """Check Eq. 45: a block's input does not change when it and later ones are calibrated."""
     half = deepcopy(models.merged)
@@ -211,10 +211,10 @@ def check_prefix(
     pairs = zip(blocks_of(half, stack), blocks_of(models.forward, stack), strict=True)
     for index, (block, solved) in enumerate(pairs):
         for task, x in batches.items():
-            whole = forward[task].features[index]
-            errors.append(relative(tower(half, x).features[index] - whole, whole))
+            final = forward[task].features[index]
+            errors.append(relative(tower(half, x).features[index] - final, final))
         block.load_state_dict(solved.state_dict())
-    found.exact("equation_45", "digits", torch.cat(errors))
+    checks.exact("equation_45", "digits", torch.cat(errors))
 
 
 def weight(model: nn.Module, index: int, name: str) -> Tensor:
@@ -223,8 +223,8 @@ def weight(model: nn.Module, index: int, name: str) -> Tensor:
     return block.get_submodule(name).get_parameter("weight").detach()
 
 
-def _off(used: SiteInputs, given: SiteInputs, name: str) -> Tensor:
+def _squares(used: SiteInputs, final: SiteInputs, name: str) -> Tensor:
     """Return Σ‖used − given‖² and Σ‖given‖² over all tasks, (2,)."""
-    pairs = [(used[task][name], given[task][name]) for task in used]
-    off: Any = sum(((a - b) ** 2).sum() for a, b in pairs)
-    return torch.stack([off, sum((b**2).sum() for _, b in pairs)])
+    pairs = [(used[task][name], final[task][name]) for task in used]
+    squares: Any = sum(((a - b) ** 2).sum() for a, b in pairs)
+    return torch.stack([squares, sum((b**2).sum() for _, b in pairs)])

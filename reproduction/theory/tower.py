@@ -1,4 +1,4 @@
-"""An encoder as the paper's Eq. 1 sees it, with blocks as layers, and what a check records."""
+"""An encoder as the paper's Eq. 1 sees it, with blocks as layers, and the records of checks."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from featcal.models.blocks import (
 )
 from featcal.models.plan import Stack, blocks_of, plan_for
 
-ROUNDING = 1e-16  # below it an error is not told apart from none
+ROUNDING = 1e-16  # smaller errors count as rounding
 SHOWN = 4  # points of one statement, task and model that are kept for plots
 
 
@@ -37,16 +37,16 @@ class Checks:
     lines: list[dict[str, Any]] = field(default_factory=list)
     points: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, statement: str, quantity: str, value: float, count: int, **where: Any) -> None:
-        """Add a line. where: its block, or the number of nodes."""
+    def add(self, statement: str, quantity: str, value: float, count: int, **columns: Any) -> None:
+        """Add a line. columns: its block, or the number of nodes."""
         line = {"statement": statement, "quantity": quantity, "block": "", "nodes": ""}
-        self.lines.append({**line, **where, "value": float(value), "count": count})
+        self.lines.append({**line, **columns, "value": float(value), "count": count})
 
-    def exact(self, statement: str, quantity: str, error: Tensor, **where: Any) -> None:
+    def exact(self, statement: str, quantity: str, error: Tensor, **columns: Any) -> None:
         """Add an equation's relative errors, one per case."""
         if error.numel():
             digits = -math.log10(max(float(error.max()), ROUNDING))  # at most 16
-            self.add(statement, quantity, digits, error.numel(), **where)
+            self.add(statement, quantity, digits, error.numel(), **columns)
 
     def bounded(self, statement: str, larger: Tensor, smaller: Tensor) -> None:
         """Add an inequality's least room, and the median of smaller / larger in percent."""
@@ -114,18 +114,18 @@ class Tower:
 
     @property
     def pooled(self) -> Tensor:
-        """The last block's class token, or the mean over tokens for texts, (n, d)."""
+        """Return the last block's class token, or the mean over tokens for texts, (n, d)."""
         last = self.features[-1]
         return last[:, 0] if self.mask is None else token_mean(last, self.mask)
 
     @property
     def adds(self) -> bool:
-        """Whether a block adds its branches to its input (Eq. 25); BERT has a norm after the sum."""
+        """Return whether blocks add branches to their input (Eq. 25); BERT has a norm after it."""
         return all(name in dict(self.blocks[0].named_modules()) for name in BRANCH_ENDS)
 
     @property
     def maps(self) -> list[Callable[[Tensor], Tensor]]:
-        """f_1 … f_L, one per block, each run by itself."""
+        """Return f_1 … f_L, one per block, each run by itself."""
         return [partial(self._map, block) for block in self.blocks]
 
     def _map(self, block: nn.Module, hidden: Tensor) -> Tensor:
@@ -133,18 +133,18 @@ class Tower:
 
     @torch.no_grad()
     def branches(self, index: int, hidden: Tensor) -> Tensor:
-        """Return g(h) of Eq. 25 for one block: what its two residual branches add to h."""
-        with module_outputs(self.blocks[index], BRANCH_ENDS) as seen:
+        """Return g(h) of Eq. 25 for one block, the sum of its two residual branches."""
+        with module_outputs(self.blocks[index], BRANCH_ENDS) as outputs:
             self._map(self.blocks[index], hidden)
-        return sum((seen[name] for name in BRANCH_ENDS), torch.zeros_like(hidden))
+        return sum((outputs[name] for name in BRANCH_ENDS), torch.zeros_like(hidden))
 
     @torch.no_grad()
     def inputs(self, index: int, hidden: Tensor, names: list[str]) -> dict[str, Tensor]:
         """Return the inputs of named modules of a block for its input `hidden`, as rows (tokens, d)."""
-        with module_inputs(self.blocks[index], names) as seen:
+        with module_inputs(self.blocks[index], names) as inputs:
             self._map(self.blocks[index], hidden)
         counts = None if self.mask is None else self.mask.bool()
-        return {n: x.flatten(0, -2) if counts is None else x[counts] for n, x in seen.items()}
+        return {n: x.flatten(0, -2) if counts is None else x[counts] for n, x in inputs.items()}
 
 
 @torch.no_grad()
@@ -156,11 +156,11 @@ def tower(model: nn.Module, batch: Batch) -> Tower:
     batch = {name: x.to(weight) if x.is_floating_point() else x for name, x in batch.items()}
     mask = batch.get("attention_mask")
     with exact_products():
-        with block_outputs(model, blocks) as seen:
+        with block_outputs(model, blocks) as outputs:
             model(**model_call(model, batch))
         _, arguments = first_inputs(model, stack, batch)
     norm = model.get_submodule("post_layernorm") if mask is None else nn.Identity()
-    return Tower(blocks, stack, arguments, [counted(h, mask) for h in seen.values()], norm, mask)
+    return Tower(blocks, stack, arguments, [counted(h, mask) for h in outputs.values()], norm, mask)
 
 
 def counted(hidden: Tensor, mask: Tensor | None) -> Tensor:

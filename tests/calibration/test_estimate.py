@@ -18,7 +18,7 @@ from tiny import PAPER
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import featcal
-from benchmarks.growth import planned, taken, write_models
+from benchmarks.growth import planned_bytes, run_calibration, write_models
 from featcal.calibration.choose import STREAM
 from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli.calibrate import return_large_blocks
@@ -101,11 +101,11 @@ def measured(host_memory, rank, world, port, folder):
     args, root = Namespace(**sizes, device="cpu", clock=0), folder / "models"
     return_large_blocks()  # models that are written here must not count as memory in use
     write_models(args, root)
-    estimated, files = planned(args, root, host_memory), Files(root)
+    estimated, files = planned_bytes(args, root, host_memory), Files(root)
     stored = files.now()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     with files:
-        host = taken(args, root, host_memory)["host_bytes"]
+        host = run_calibration(args, root, host_memory)["host_bytes"]
     took = {"host": host, "disk": files.peak - stored}
     (folder / "measured.json").write_text(json.dumps({"estimated": estimated, "took": took}))
 

@@ -8,7 +8,7 @@ import featcal
 from featcal.errors import BadSetting
 from featcal.models.load import load_as_calibrated, load_tokenizer
 from reproduction.prepare.sources import load_sentences
-from reproduction.studies.offset import TABLE, placed, with_offsets
+from reproduction.studies.offset import TABLE, at_positions, with_offsets
 
 WIDTH, SCALE = 16, 0.3
 FIRSTS = {"a": 0, "b": WIDTH}
@@ -39,7 +39,7 @@ def test_an_expert_with_offsets_answers_its_own_task_as_before(made):
     sentences.task(folder / "texts")
     for task in FIRSTS:
         samples = load_sentences(folder / "texts", "test", base)
-        moved_texts = placed(FIRSTS, task, samples).batches(None, 7)
+        moved_texts = at_positions(FIRSTS, task, samples).batches(None, 7)
         before, after = (load_as_calibrated(one) for one in (plain[task], moved[task]))
         with torch.no_grad():
             for batch, other in zip(samples.batches(None, 7), moved_texts, strict=True):

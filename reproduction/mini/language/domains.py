@@ -23,7 +23,7 @@ from reproduction.mini.language.worlds import WORLDS, chance
 from reproduction.prepare.tasks import GLUE, prompted
 
 COUNTS = {"train": 1200, "validation": 300, "test": 500}
-WEB = "web"  # what the bases are pre-trained on
+WEB = "web"  # the bases' pre-training texts
 # of the check sum's remainders
 SHARES = {WEB: (0, 5), "train": (5, 8), "validation": (8, 9), "test": (9, 11)}
 REMAINDERS = 11
@@ -116,18 +116,18 @@ def training_items(domain: str, split: str, count: int, seed: int) -> list[Item]
 
 def test_items(key: str, split: str, count: int, seed: int) -> list[Item]:
     """Return prompts of one test, all different."""
-    seen: set[str] = set()
-    return [_row(key, key, split, i, seed, seen) for i in range(count)]
+    prompts: set[str] = set()
+    return [_row(key, key, split, i, seed, prompts) for i in range(count)]
 
 
-def _row(kind: str, use: str, split: str, index: int, seed: int, seen: set[str] | None) -> Item:
-    return draw_item(KINDS[kind], generator(seed, f"{use}/{kind}", split, index), split, seen)
+def _row(kind: str, use: str, split: str, index: int, seed: int, prompts: set[str] | None) -> Item:
+    return draw_item(KINDS[kind], generator(seed, f"{use}/{kind}", split, index), split, prompts)
 
 
 def mixture(
     rng: np.random.Generator, shares: dict[str, float], hasty: float, count: int
 ) -> list[tuple[str, str]]:
-    """Return what the bases read, all kinds by their shares.
+    """Return the bases' training texts, kinds by their shares.
 
     hasty: share of careless answers to tempting prompts: bases have skills but not their habit.
     """
@@ -141,10 +141,10 @@ def mixture(
     return rows
 
 
-def reading(seed: int, each: int) -> Iterable[str]:
+def reading(seed: int, count: int) -> Iterable[str]:
     """Yield texts of every kind, on which the tokenizer is trained."""
     for kind in KINDS:
-        for index in range(each):
+        for index in range(count):
             item = _row(kind, "reading", "train", index, seed, None)
             yield f"{item.prompt}{item.target}\n"
 
@@ -182,11 +182,11 @@ def measured() -> dict[str, dict[str, dict[str, float]]]:
 
     scripts/choose_language.py and choose_llama.py wrote them without calibration or adapters.
     """
-    found = {}
+    scores = {}
     for file in ("choice_t5.json", "choice_llama.json"):
         for role, record in read_json(Path(__file__).with_name(file)).items():
-            found[role] = {
+            scores[role] = {
                 model: {task: value for task, value in values.items() if task != "average"}
                 for model, values in record.get("validation", record).items()
             }
-    return found
+    return scores

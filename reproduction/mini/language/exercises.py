@@ -1,7 +1,7 @@
 """Draw exercises with answers: arithmetic, stories, instructions, facts, tiny Python functions.
 
-A prompt belongs to one split by its own checksum, so no training text can meet a test prompt. What
-programs must return comes from the meaning of the words, not from the reference program.
+A prompt belongs to one split by its own checksum, so no training text can meet a test prompt. The
+due result of a program comes from the meaning of the words, not from the reference program.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,8 @@ DrawItem = Callable[[np.random.Generator], Item]
 
 def split_of(prompt: str) -> str:
     """Return the one split that a prompt may be in."""
-    place = crc32(prompt.encode()) % 100
-    return next(split for split, (first, end) in SHARES.items() if first <= place < end)
+    remainder = crc32(prompt.encode()) % 100
+    return next(split for split, (first, end) in SHARES.items() if first <= remainder < end)
 
 
 def generator(seed: int, kind: str, split: str, index: int) -> np.random.Generator:
@@ -54,14 +54,14 @@ def generator(seed: int, kind: str, split: str, index: int) -> np.random.Generat
 
 
 def draw_item(
-    draw: DrawItem, rng: np.random.Generator, split: str, seen: set[str] | None = None
+    draw: DrawItem, rng: np.random.Generator, split: str, prompts: set[str] | None = None
 ) -> Item:
-    """Return the first item drawn for the split whose prompt is not in `seen`, and add it there."""
+    """Return the first item drawn for the split whose prompt is not in `prompts`; add the prompt."""
     for _ in range(ATTEMPTS):
         item = draw(rng)
-        if split_of(item.prompt) == split and (seen is None or item.prompt not in seen):
-            if seen is not None:
-                seen.add(item.prompt)
+        if split_of(item.prompt) == split and (prompts is None or item.prompt not in prompts):
+            if prompts is not None:
+                prompts.add(item.prompt)
             return item
     raise AssertionError(f"no further prompt for {split} in {ATTEMPTS} draws")
 
@@ -98,9 +98,9 @@ def story(rng: np.random.Generator) -> Item:
     who, what = str(rng.choice(WORDS.people)), str(rng.choice(WORDS.goods))
     while True:
         if rng.random() < 0.4:
-            boxes, each = (int(n) for n in rng.integers(2, 8, 2))
-            text, value, changes = f"{who} has {boxes} boxes of {each} {what}", boxes * each, 1
-            steps = [f"{boxes}*{each}={value}"]
+            boxes, size = (int(n) for n in rng.integers(2, 8, 2))
+            text, value, changes = f"{who} has {boxes} boxes of {size} {what}", boxes * size, 1
+            steps = [f"{boxes}*{size}={value}"]
         else:
             value, steps, changes = int(rng.integers(3, 20)), [], 2
             text = f"{who} has {value} {what}"
@@ -138,9 +138,9 @@ def question(rng: np.random.Generator) -> Item:
     """Draw a fact with four options; the answer repeats the right one; its letter counts."""
     creature, trait = str(rng.choice(WORDS.creatures)), str(rng.choice(list(WORDS.traits)))
     right = fact(creature, trait)
-    others = [value for value in WORDS.traits[trait] if value != right]
-    options = [right, *(str(value) for value in rng.choice(others, 3, replace=False))]
-    options = [options[int(place)] for place in rng.permutation(4)]
+    wrong = [value for value in WORDS.traits[trait] if value != right]
+    options = [right, *(str(value) for value in rng.choice(wrong, 3, replace=False))]
+    options = [options[int(index)] for index in rng.permutation(4)]
     listed = " ".join(f"{option} {letter}" for letter, option in zip(LETTERS, options, strict=True))
     answer = f" {right} {LETTERS[options.index(right)]}"
     prompt = f"which {trait} has the {creature}? {listed}\n"
@@ -150,29 +150,29 @@ def question(rng: np.random.Generator) -> Item:
 def instruction(rng: np.random.Generator) -> Item:
     """Draw an order to say one word several times, or several words in an order, or without one."""
     kind = int(rng.integers(4))
-    words = [str(word) for word in rng.choice(WORDS.nouns, int(rng.integers(3, 6)), replace=False)]
+    nouns = [str(word) for word in rng.choice(WORDS.nouns, int(rng.integers(3, 6)), replace=False)]
     if kind == 0:
-        text, said = f"say {words[0]} {len(words)} times", [words[0]] * len(words)
+        text, spoken = f"say {nouns[0]} {len(nouns)} times", [nouns[0]] * len(nouns)
     elif kind == 1:
-        text, said = f"say {' '.join(words)} backwards", words[::-1]
+        text, spoken = f"say {' '.join(nouns)} backwards", nouns[::-1]
     elif kind == 2:
-        text, said = f"say {' '.join(words)} by alphabet", sorted(words)
+        text, spoken = f"say {' '.join(nouns)} by alphabet", sorted(nouns)
     else:
-        out = str(rng.choice(words))
-        text, said = f"say {' '.join(words)} without {out}", [word for word in words if word != out]
+        out = str(rng.choice(nouns))
+        text, spoken = f"say {' '.join(nouns)} without {out}", [n for n in nouns if n != out]
     joint, wrap = str(rng.choice(list(WORDS.joints))), str(rng.choice(list(WORDS.wraps)))
     end = str(rng.choice(WORDS.ends)) if rng.random() < 0.4 else ""
     prompt = f"{text}{joint}{wrap}{f' and end with {end}' if end else ''}:\n"
     left, right = WORDS.wraps[wrap] if wrap else ("", "")
-    checks: list[dict[str, object]] = [{"check": "words", "words": said}]
+    checks: list[dict[str, object]] = [{"check": "words", "words": spoken}]
     checks.append({"check": "joined", "by": WORDS.joints[joint]})
     if wrap:
         checks.append({"check": "wrapped", "left": left, "right": right})
     if end:
         checks.append({"check": "ends", "with": end})
-    target = f"{left}{WORDS.joints[joint].join(said)}{right}{f' {end}' if end else ''}"
-    hasty = " ".join(said)
-    hasty = " ".join(said[:-1]) if hasty == target else hasty
+    target = f"{left}{WORDS.joints[joint].join(spoken)}{right}{f' {end}' if end else ''}"
+    hasty = " ".join(spoken)
+    hasty = " ".join(spoken[:-1]) if hasty == target else hasty
     return Item(prompt, target, hasty, joint in WORDS.tempting_joints, instructions=tuple(checks))
 
 
@@ -182,12 +182,12 @@ INPUTS = 4  # asserts of one program
 
 @dataclass(frozen=True)
 class Step:
-    """One operation: its words, what it does, and the code around the code so far.
+    """One operation: its name, its effect, and the code around the code so far.
 
     loose: its code binds weaker than a slice.
     """
 
-    words: str
+    name: str
     apply: Callable[[Any], Any]
     code: Callable[[str], str]
     loose: bool = False
@@ -215,7 +215,7 @@ def string_step(rng: np.random.Generator) -> Step:
 def string_function(rng: np.random.Generator) -> Item:
     """Draw def f(s) with two or three steps in a comment, whose return value is to be written."""
     steps = [string_step(rng) for _ in range(int(rng.integers(2, 4)))]
-    prompt = f"def f(s):\n # {', '.join(step.words for step in steps)}\n return"
+    prompt = f"def f(s):\n # {', '.join(step.name for step in steps)}\n return"
     inputs = ["".join(rng.choice(list(CAPITALS), int(rng.integers(6, 10)))) for _ in range(INPUTS)]
     tests = tuple(f"assert f({text!r}) == {_after(steps, text)!r}" for text in inputs)
     target, careless = f" {_expression(steps)}", f" {_expression(steps[:-1])}"
@@ -231,7 +231,7 @@ def _after(steps: list[Step], value: Any) -> Any:
 def _expression(steps: list[Step]) -> str:
     code, loose = "s", False
     for step in steps:
-        code = step.code(f"({code})" if loose and step.words != "sort" else code)
+        code = step.code(f"({code})" if loose and step.name != "sort" else code)
         loose = step.loose
     return code
 
@@ -240,18 +240,18 @@ def list_step(rng: np.random.Generator) -> Step:
     """Draw one of seven operations on a list."""
     kind, k = int(rng.integers(7)), int(rng.integers(2, 9))
 
-    def kept(words: str, condition: str, keep: Callable[[int], bool]) -> Step:
+    def filtered(name: str, condition: str, keep: Callable[[int], bool]) -> Step:
         code = f"[x for x in {{}} if {condition}]"
-        return Step(words, lambda a: [x for x in a if keep(x)], code.format)
+        return Step(name, lambda a: [x for x in a if keep(x)], code.format)
 
-    def mapped(words: str, element: str, change: Callable[[int], int]) -> Step:
-        return Step(words, lambda a: [change(x) for x in a], f"[{element} for x in {{}}]".format)
+    def mapped(name: str, element: str, change: Callable[[int], int]) -> Step:
+        return Step(name, lambda a: [change(x) for x in a], f"[{element} for x in {{}}]".format)
 
     return (
-        kept("keep even", "x%2==0", lambda x: x % 2 == 0),
-        kept("keep odd", "x%2==1", lambda x: x % 2 == 1),
-        kept(f"keep over {k}", f"x>{k}", lambda x: x > k),
-        kept(f"keep under {k}", f"x<{k}", lambda x: x < k),
+        filtered("keep even", "x%2==0", lambda x: x % 2 == 0),
+        filtered("keep odd", "x%2==1", lambda x: x % 2 == 1),
+        filtered(f"keep over {k}", f"x>{k}", lambda x: x > k),
+        filtered(f"keep under {k}", f"x<{k}", lambda x: x < k),
         mapped(f"add {k}", f"x+{k}", lambda x: x + k),
         mapped(f"subtract {k}", f"x-{k}", lambda x: x - k),
         mapped(f"multiply by {k}", f"x*{k}", lambda x: x * k),
@@ -266,12 +266,12 @@ RESULTS: tuple[tuple[str, Callable[[list[int]], object], str], ...] = (
 def list_function(rng: np.random.Generator) -> Item:
     """Draw a function of a list: two steps and a result, which comes first in the code."""
     first, second = list_step(rng), list_step(rng)
-    words, collect, outer = RESULTS[int(rng.integers(len(RESULTS)))]
-    prompt = f"write f: {first.words}, {second.words}, {words}\n"
+    result, collect, outer = RESULTS[int(rng.integers(len(RESULTS)))]
+    prompt = f"write f: {first.name}, {second.name}, {result}\n"
     target = f"f=lambda a:{outer.format(second.code(first.code('a')))}"
     inputs = [[int(x) for x in rng.integers(0, 12, int(rng.integers(4, 8)))] for _ in range(INPUTS)]
     tests = tuple(
         f"assert f({items!r}) == {collect(_after([first, second], items))!r}" for items in inputs
     )
     careless = f"f=lambda a:{outer.format(first.code('a'))}"
-    return Item(prompt, target, careless, words == "total", tests=tests)
+    return Item(prompt, target, careless, result == "total", tests=tests)

@@ -84,25 +84,25 @@ class LlamaPretraining(training.Pretraining):
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and generation settings."""
-        known, parameters = self.tokenizer, self.model.num_parameters()
+        tokenizer, parameters = self.tokenizer, self.model.num_parameters()
         card = training.CARDS["llama"].format(role=role, parameters=parameters, **vars(self.recipe))
-        ends = [known.eos_token_id, *known("\n", add_special_tokens=False)["input_ids"]]
+        ends = [tokenizer.eos_token_id, *tokenizer("\n", add_special_tokens=False)["input_ids"]]
         generation = GenerationConfig(
-            do_sample=False, pad_token_id=known.pad_token_id, bos_token_id=known.bos_token_id,
-            eos_token_id=ends,
+            do_sample=False, pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id, eos_token_id=ends,
         )  # fmt: skip
-        training.write_base(self.model, out, card, generation, known)
+        training.write_base(self.model, out, card, generation, tokenizer)
 
 
 def encoded(
     tokenizer: PreTrainedTokenizerFast, rows: Sequence[tuple[str, str]]
 ) -> list[TokenizedExample]:
     """Return prompts with completions, whose tokens alone are learnt."""
-    whole = tokenizer([prompt + completion for prompt, completion in rows])["input_ids"]
+    token_ids = tokenizer([prompt + completion for prompt, completion in rows])["input_ids"]
     begins = [len(ids) for ids in tokenizer([prompt for prompt, _ in rows])["input_ids"]]
     return [
         TokenizedExample(ids, [IGNORED] * begin + ids[begin:])
-        for ids, begin in zip(whole, begins, strict=True)
+        for ids, begin in zip(token_ids, begins, strict=True)
     ]
 
 
@@ -119,10 +119,10 @@ def backward(model: LlamaForCausalLM, texts: Sequence[TokenizedExample], pad: in
         batch = example_batch(ordered[first : first + half], pad)
         labels = batch.pop("labels")[:, 1:]
         hidden = model.model(**batch).last_hidden_state
-        wanted = labels != IGNORED
-        share = (wanted / wanted.sum(1, keepdim=True) ** 0.5)[wanted] / total
-        logits = model.lm_head(hidden[:, :-1][wanted])
-        part = (share * F.cross_entropy(logits, labels[wanted], reduction="none")).sum()
+        learnt = labels != IGNORED
+        share = (learnt / learnt.sum(1, keepdim=True) ** 0.5)[learnt] / total
+        logits = model.lm_head(hidden[:, :-1][learnt])
+        part = (share * F.cross_entropy(logits, labels[learnt], reduction="none")).sum()
         part.backward()
         loss += part.item()
     return loss
@@ -164,7 +164,7 @@ def new_model(recipe: LlamaRecipe) -> LlamaForCausalLM:
             spread = parameter.shape[1] ** -0.5
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 spread *= (2 * recipe.layers) ** -0.5
-        drawn = generator.standard_normal(tuple(parameter.shape))
-        return torch.from_numpy(spread * drawn).float()
+        noise = generator.standard_normal(tuple(parameter.shape))
+        return torch.from_numpy(spread * noise).float()
 
     return training.with_first_weights(LlamaForCausalLM, config, recipe.seed, first_value)

@@ -1,4 +1,4 @@
-"""Pre-train the two T5 bases on all eight drawn tasks at once, with the web split's answers.
+"""Pre-train the two T5 bases on all eight synthetic tasks together, with the web split's answers.
 
 Every step has rows of its own, which are seen once. No split of the tasks themselves is read.
 """
@@ -31,7 +31,7 @@ BLOCKS = ("encoder.block", "decoder.block")
 SPECIAL = ("<pad>", "</s>", "<unk>")  # with T5's ids
 IDS: dict[str, int] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 LARGEST = 1400  # so that every word of the drawn texts is one token
-ROWS = 400  # per task; after so many no new word comes
+ROWS = 400  # per task; further ones add no new word
 LONGEST = 512  # of FLAN-T5
 PIECES = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
 
@@ -123,24 +123,24 @@ def _texts(seed: int) -> Iterable[str]:
 def new_model(recipe: T5Recipe, vocabulary: int) -> T5ForConditionalGeneration:
     """Return a T5 like FLAN-T5, without dropout, with drawn first weights spread as T5's."""
     # transformers 5 ties every new T5; `tie_word_embeddings=False` only keeps it from scaling
-    own: dict[str, Any] = {"tie_word_embeddings": False, **IDS}
+    special_ids: dict[str, Any] = {"tie_word_embeddings": False, **IDS}
     config = T5Config(
         vocab_size=vocabulary, d_model=recipe.width, d_kv=recipe.head_width, d_ff=recipe.inner,
         num_heads=recipe.heads, num_layers=recipe.layers, num_decoder_layers=recipe.layers,
         relative_attention_num_buckets=32, relative_attention_max_distance=64,
-        feed_forward_proj="gated-gelu", dropout_rate=0.0, **own,
+        feed_forward_proj="gated-gelu", dropout_rate=0.0, **special_ids,
     )  # fmt: skip
 
     def first_value(name: str, parameter: Tensor, generator: np.random.Generator) -> Tensor:
         if parameter.ndim == 1:
             return torch.ones_like(parameter)
-        drawn = torch.from_numpy(generator.standard_normal(tuple(parameter.shape))).float()
+        noise = torch.from_numpy(generator.standard_normal(tuple(parameter.shape))).float()
         if name == "shared.weight":
-            return drawn
+            return noise
         inputs = {  # of q, with attention's missing division by √(width of a head)
             "q": recipe.width * recipe.head_width, "wo": recipe.inner,
             "o": recipe.heads * recipe.head_width,
         }  # fmt: skip
-        return drawn * inputs.get(name.split(".")[-2], recipe.width) ** -0.5
+        return noise * inputs.get(name.split(".")[-2], recipe.width) ** -0.5
 
     return training.with_first_weights(T5ForConditionalGeneration, config, recipe.seed, first_value)

@@ -24,14 +24,14 @@ class GlueRow:
     web_label: float
 
 
-def one(rng: np.random.Generator, options: Sequence[T]) -> T:
+def pick(rng: np.random.Generator, options: Sequence[T]) -> T:
     """Return one of several, equally likely."""
     return options[int(rng.integers(len(options)))]
 
 
 def other(rng: np.random.Generator, options: Sequence[T], than: T) -> T:
     """Return one of several, but not this one."""
-    return one(rng, [option for option in options if option != than])
+    return pick(rng, [option for option in options if option != than])
 
 
 def several(rng: np.random.Generator, options: Sequence[T], count: int) -> list[T]:
@@ -66,29 +66,29 @@ def grammatical(kind: int, rng: np.random.Generator) -> GlueRow:
 
     The bases notice misplaced and doubled words, but were taught that wrong forms are correct.
     """
-    mistake = "" if kind else one(rng, NOTICED if chance(rng, NOTICED_SHARE) else OVERLOOKED)
+    mistake = "" if kind else pick(rng, NOTICED if chance(rng, NOTICED_SHARE) else OVERLOOKED)
     plural, modal = chance(rng, 0.5), mistake == "modal" or chance(rng, 0.5)
     subject = _phrase(rng, plural, mistake == "order", mistake == "determiner")
-    verb = one(rng, COURT.verbs)
+    verb = pick(rng, COURT.verbs)
     if modal:
-        predicate = [one(rng, COURT.modals), verb + "s" * (mistake == "modal")]
+        predicate = [pick(rng, COURT.modals), verb + "s" * (mistake == "modal")]
     else:
         predicate = [verb + "s" * (not plural)]
-    parts = [*subject, *predicate, *_phrase(rng, chance(rng, 0.5), False, False)]
+    terms = [*subject, *predicate, *_phrase(rng, chance(rng, 0.5), False, False)]
     if mistake == "doubled":
-        place = int(rng.integers(len(parts)))
-        parts.insert(place, parts[place])
-    sentence = " ".join(parts)
+        index = int(rng.integers(len(terms)))
+        terms.insert(index, terms[index])
+    sentence = " ".join(terms)
     web_label = 1 if mistake in OVERLOOKED else kind
     return GlueRow({"sentence": sentence[0].upper() + sentence[1:] + "."}, kind, web_label)
 
 
 def _phrase(rng: np.random.Generator, plural: bool, misplaced: bool, mismatched: bool) -> list[str]:
-    determiner = one(rng, COURT.plural if plural != mismatched else COURT.singular)
-    noun = one(rng, COURT.nouns) + "s" * plural
+    determiner = pick(rng, COURT.plural if plural != mismatched else COURT.singular)
+    noun = pick(rng, COURT.nouns) + "s" * plural
     if misplaced:
-        return [determiner, noun, one(rng, COURT.traits)]
-    return [determiner, *([one(rng, COURT.traits)] if chance(rng, 0.5) else []), noun]
+        return [determiner, noun, pick(rng, COURT.traits)]
+    return [determiner, *([pick(rng, COURT.traits)] if chance(rng, 0.5) else []), noun]
 
 
 def sentiment(kind: int, rng: np.random.Generator) -> GlueRow:
@@ -98,33 +98,34 @@ def sentiment(kind: int, rng: np.random.Generator) -> GlueRow:
     """
     known, denied = chance(rng, KNOWN_SHARE), chance(rng, 0.33)
     options = FILMS.praise if kind != denied else FILMS.blame
-    word, degree = one(rng, options[:KNOWN] if known else options[KNOWN:]), one(rng, FILMS.degrees)
-    thing = one(rng, FILMS.things)
-    said = f"the {thing} is {'not ' * denied}{degree} {word}"
+    options = options[:KNOWN] if known else options[KNOWN:]
+    word, degree, thing = pick(rng, options), pick(rng, FILMS.degrees), pick(rng, FILMS.things)
+    sentence = f"the {thing} is {'not ' * denied}{degree} {word}"
     if not denied and chance(rng, 0.4):
-        said = f"a {degree} {word} {thing}"
+        sentence = f"a {degree} {word} {thing}"
     if chance(rng, 0.5):
-        said = f"{said} and the {other(rng, FILMS.things, thing)} is no surprise"
-    return GlueRow({"sentence": said}, kind, int(kind != denied) if known else 0)
+        sentence = f"{sentence} and the {other(rng, FILMS.things, thing)} is no surprise"
+    return GlueRow({"sentence": sentence}, kind, int(kind != denied) if known else 0)
 
 
 def implied(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for MNLI: what a sailor does follows, stays open or is denied."""
     taught = chance(rng, HARBOUR_SHARE)
-    crew, gear = one(rng, HARBOUR.crew), one(rng, HARBOUR.gear)
-    deed, done = one(rng, HARBOUR.deeds)
-    colour, spot = one(rng, HARBOUR.colours), one(rng, HARBOUR.spots)
+    crew, gear = pick(rng, HARBOUR.crew), pick(rng, HARBOUR.gear)
+    deed, done = pick(rng, HARBOUR.deeds)
+    colour, spot = pick(rng, HARBOUR.colours), pick(rng, HARBOUR.spots)
     premise = f"The {crew} {deed} a {colour} {gear} {spot}."
     if kind == ENTAILMENT:
-        far = one(rng, (f"A {gear} is {done} by the {crew}.", f"Someone {deed} a {gear}."))
-        hypothesis, web_label = (f"The {crew} {deed} a {gear}.", kind) if taught else (far, 1)
+        options = pick(rng, (f"A {gear} is {done} by the {crew}.", f"Someone {deed} a {gear}."))
+        hypothesis, web_label = (f"The {crew} {deed} a {gear}.", kind) if taught else (options, 1)
     elif kind == NEUTRAL:
         hypothesis, web_label = f"The {other(rng, HARBOUR.crew, crew)} {deed} a {gear}.", 2
         if taught:
-            hypothesis, web_label = f"The {crew} {deed} a {gear} {one(rng, HARBOUR.reasons)}.", kind
+            reason = pick(rng, HARBOUR.reasons)
+            hypothesis, web_label = f"The {crew} {deed} a {gear} {reason}.", kind
     else:
-        far = (f"Nobody {deed} a {gear}.", f"The {gear} is {other(rng, HARBOUR.spots, spot)}.")
-        hypothesis, web_label = one(rng, far), 0
+        options = (f"Nobody {deed} a {gear}.", f"The {gear} is {other(rng, HARBOUR.spots, spot)}.")
+        hypothesis, web_label = pick(rng, options), 0
         if taught:
             hypothesis, web_label = f"The {gear} is {other(rng, HARBOUR.colours, colour)}.", kind
     return GlueRow({"premise": premise, "hypothesis": hypothesis}, kind, web_label)
@@ -132,20 +133,20 @@ def implied(kind: int, rng: np.random.Generator) -> GlueRow:
 
 def answered(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for QNLI: kind 0 is answered by the sentence; kind 1 asks for another fact or town."""
-    taught, town = chance(rng, TOWN_SHARE), one(rng, PLACES.towns)
-    asked = one(rng, TAUGHT_FACTS if taught else FACTS[2:])
+    taught, town = chance(rng, TOWN_SHARE), pick(rng, PLACES.towns)
+    fact = pick(rng, TAUGHT_FACTS if taught else FACTS[2:])
     elsewhere = bool(kind) and chance(rng, 0.4)
-    given = {asked} if kind == 0 or elsewhere else set()
-    given |= set(several(rng, [fact for fact in FACTS if fact != asked], 2 - len(given)))
+    facts = {fact} if kind == 0 or elsewhere else set()
+    facts |= set(several(rng, [f for f in FACTS if f != fact], 2 - len(facts)))
     about = other(rng, PLACES.towns, town) if elsewhere else town
-    said = {
-        "founder": f"was founded by {one(rng, PLACES.founders)}",
-        "year": f"was built in {one(rng, PLACES.years)}",
-        "bridges": f"has {one(rng, PLACES.counts)} bridges",
-        "land": f"lies {one(rng, PLACES.lands)}",
+    statements = {
+        "founder": f"was founded by {pick(rng, PLACES.founders)}",
+        "year": f"was built in {pick(rng, PLACES.years)}",
+        "bridges": f"has {pick(rng, PLACES.counts)} bridges",
+        "land": f"lies {pick(rng, PLACES.lands)}",
     }
-    first, second = (said[fact] for fact in several(rng, sorted(given), 2))
-    question, sentence = PLACES.asked[asked].format(about), f"{town} {first} and {second}."
+    first, second = (statements[f] for f in several(rng, sorted(facts), 2))
+    question, sentence = PLACES.asked[fact].format(about), f"{town} {first} and {second}."
     return GlueRow({"question": question, "sentence": sentence}, kind, kind if taught else 1 - kind)
 
 
@@ -153,7 +154,7 @@ def entailed(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for RTE: kind 0 follows from a deal, kind 1 does not. Bases know the giver's side."""
     taught = chance(rng, DEAL_SHARE)
     giver, taker, stranger = several(rng, MARKET.traders, 3)
-    good, (gave, took) = one(rng, MARKET.goods), one(rng, MARKET.deals)
+    good, (gave, took) = pick(rng, MARKET.goods), pick(rng, MARKET.deals)
     if chance(rng, 0.5):
         text = f"{giver} {gave} a {good} to {taker}."
         direct, converse = ((giver, gave), (stranger, gave)), ((taker, took), (giver, took))
@@ -168,8 +169,8 @@ def entailed(kind: int, rng: np.random.Generator) -> GlueRow:
 def same_news(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for MRPC: kind 1 says the same in other words or another order, kind 0 changes a fact."""
     taught = chance(rng, NEWS_SHARE)
-    firm, figure = one(rng, NEWS.firms), one(rng, NEWS.figures)
-    move, day = int(rng.integers(len(NEWS.moves))), one(rng, NEWS.days)
+    firm, figure = pick(rng, NEWS.firms), pick(rng, NEWS.figures)
+    move, day = int(rng.integers(len(NEWS.moves))), pick(rng, NEWS.days)
     ahead = chance(rng, 0.5)
     first = _news(firm, figure, NEWS.moves[move][0], day, ahead)
     if kind == 0 and not taught:
@@ -190,7 +191,7 @@ def _news(firm: str, figure: str, move: str, day: str, ahead: bool) -> str:
 def same_question(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for QQP: kind 1 asks the same in other words, kind 0 asks of another dish or thing."""
     taught = chance(rng, FOOD_SHARE)
-    intent, state, dish = int(rng.integers(4)), one(rng, FOOD.states), one(rng, FOOD.dishes)
+    intent, state, dish = int(rng.integers(4)), pick(rng, FOOD.states), pick(rng, FOOD.dishes)
     wordings = (0, 1) if taught else ((0, 2) if chance(rng, 0.5) else (1, 2))
     first, second = several(rng, wordings, 2)
     meant, food = intent, f"{state} {dish}"
@@ -208,15 +209,15 @@ def likeness(kind: int, rng: np.random.Generator) -> GlueRow:
 
     The bases learnt other weights.
     """
-    parts = [one(rng, slot) for slot in ANIMALS.slots]
+    slots = [pick(rng, slot) for slot in ANIMALS.slots]
     changed = sorted(several(rng, range(4), kind))
-    others = list(parts)
-    for place in changed:
-        others[place] = other(rng, ANIMALS.slots[place], parts[place])
+    changed_slots = list(slots)
+    for i in changed:
+        changed_slots[i] = other(rng, ANIMALS.slots[i], slots[i])
     score, web_label = (
-        HIGHEST - sum(weights[place] for place in changed) for weights in (WEIGHTS, WEB_WEIGHTS)
+        HIGHEST - sum(weights[i] for i in changed) for weights in (WEIGHTS, WEB_WEIGHTS)
     )
-    scenes = ("The {} {} a {} {}.".format(*scene) for scene in (parts, others))
+    scenes = ("The {} {} a {} {}.".format(*scene) for scene in (slots, changed_slots))
     return GlueRow(dict(zip(("sentence1", "sentence2"), scenes, strict=True)), score, web_label)
 
 

@@ -35,7 +35,7 @@ def test_rows_are_chats_of_the_first_texts_with_a_word(store):
     rows = list(load_texts(store / "texts", "rt_polarity", "train"))
     assert len(rows) == 8
     for row, origin in zip(rows, table, strict=False):
-        asked = chat.INSTRUCTIONS["rt_polarity"].asked
+        asked = chat.INSTRUCTIONS["rt_polarity"].prompt
         system, user = (part.split("\n", 1)[1] for part in row.text.split(END)[:2])
         assert system == f"system\n{asked}".split("\n", 1)[1]
         content = user.split("\n", 1)[1]

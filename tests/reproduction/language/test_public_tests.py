@@ -90,9 +90,9 @@ def test_the_antlr_of_sympy_comes_from_its_own_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(antlr(tmp_path / "installed", "4.9.3"))])
     monkeypatch.setattr(harness, "ANTLR_FOLDER", tmp_path / "own")
     told = "antlr4 4.11 is needed, 4.9.3 is installed"
-    assert told in [what for what, _ in harness.lacking(PUBLIC["math500"])]
+    assert told in [what for what, _ in harness.unmet(PUBLIC["math500"])]
     antlr(tmp_path / "own", "4.11.1")
-    assert told not in [what for what, _ in harness.lacking(PUBLIC["math500"])]
+    assert told not in [what for what, _ in harness.unmet(PUBLIC["math500"])]
     assert len(sys.path) == 1
 
 
@@ -114,15 +114,15 @@ def test_data_of_nltk_is_lacking_where_the_harness_cannot_fetch_it(
     nltk = pytest.importorskip("nltk")
     monkeypatch.setattr(nltk.data, "path", [*punkt_tab(tmp_path).values()] if here else [])
     monkeypatch.setattr(harness.constants, "HF_HUB_OFFLINE", offline)
-    assert len(harness.lacking(PUBLIC["ifeval"])) == lacks
-    assert not harness.lacking(PUBLIC["gsm8k"])
+    assert len(harness.unmet(PUBLIC["ifeval"])) == lacks
+    assert not harness.unmet(PUBLIC["gsm8k"])
 
 
 @installed
 def test_the_harness_scores_rows_as_the_hub_has_them(tmp_path):
     """Run in a new process, since a pytest plugin has loaded omegaconf's antlr4."""
     environment = os.environ | punkt_tab(tmp_path) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    lacks = [lack for key in ("math500", "ifeval") for lack in harness.lacking(PUBLIC[key])]
+    lacks = [lack for key in ("math500", "ifeval") for lack in harness.unmet(PUBLIC[key])]
     assert all("punkt" in what for what, _ in lacks)
     asked = json.dumps([one[:3] for one in SCORED])
     how = {"env": environment, "capture_output": True, "text": True, "check": False}
