@@ -1,4 +1,4 @@
-"""Where the time of a calibration goes, by torch operation: python -m benchmarks.shares "2 x 32"
+"""The shares of a calibration's time by torch operation: python -m benchmarks.shares "2 x 32"
 
 Each operation that torch dispatches is timed. Prints Markdown: shares of the whole time in percent.
 """

@@ -29,7 +29,7 @@ print(json.dumps(run_smoke_graph(Path(sys.argv[1]))))
 
 
 class Refused(Exception):
-    """Why the change cannot be accepted, with the way out."""
+    """A change that cannot be accepted: the reason and the way out."""
 
 
 def output(*command: str, **options: Any) -> str:

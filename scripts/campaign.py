@@ -133,7 +133,7 @@ def family(
     batches: Callable[[int], list[Any]],
     settings: dict[str, Any],
 ) -> str:
-    """One family, in memory: merged, calibrated, measured, compared."""
+    """Merge, calibrate, measure and compare one family in memory."""
     base = make(build, 0, torch.float32)
     experts = {task: shifted(base, i + 1, 0.02) for i, task in enumerate("ab")}
     data = {task: [single(batch) for batch in batches(i + 5)] for i, task in enumerate("ab")}
@@ -183,7 +183,7 @@ def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, root: P
 
 
 def letters() -> tf.PreTrainedTokenizerFast:
-    """A tokenizer of few tokens, as the tiny models have: one for each small letter."""
+    """Return a tokenizer of few tokens, as the tiny models have: one for each small letter."""
     tokens = ["<pad>", "</s>", "<s>", " ", *string.ascii_lowercase]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, "<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -198,8 +198,8 @@ def letters() -> tf.PreTrainedTokenizerFast:
 def by_command(
     build: Callable[[], torch.nn.Module], pictures: bool, options: list[str]
 ) -> tuple[str, str]:
-    """One family by the command line, from folder to folder; a dry run has to find what the run
-    finds, and plan may not fail.
+    """Try one family by the command line, from folder to folder; a dry run has to find the faults
+    that the run finds, and plan may not fail.
     """
     with tempfile.TemporaryDirectory() as root:
         data = family_folders(build, pictures, Path(root))
@@ -233,12 +233,9 @@ def by_command(
             tokens = [] if pictures else ["--set", "tokens=7"]
             plan_arguments = ["plan", *MERGE[2:-2], "--merged", "merged", *tokens, *options]
             plan_code, plan_message = command(plan_arguments)
-            inspect_code = command(["inspect", "merged", "--plan"])[
-                0
-            ]  # 2 of a family that is refused
-            has_modules = any(
-                option.startswith("modules=") for option in options
-            )  # which inspect does not take
+            # inspect ends with 2 for a family that is refused, and does not take modules
+            inspect_code, _ = command(["inspect", "merged", "--plan"])
+            has_modules = any(option.startswith("modules=") for option in options)
             assert (inspect_code in (0, code) or has_modules) and plan_code in (0, 2)
             if code:
                 return NAMED, " ".join(message.split())[:160]
@@ -252,7 +249,7 @@ def by_command(
 
 
 def everything() -> dict[str, int]:
-    """Every file and folder below the current one, with the size of the files."""
+    """Return every file and folder below the current one, with the size of the files."""
     return {str(path): path.stat().st_size if path.is_file() else 0 for path in Path().rglob("*")}
 
 
@@ -264,8 +261,8 @@ def left_by(before: dict[str, int], *expected: str) -> str:
 
 
 def bad_message(code: int, message: str) -> str:
-    """What is wrong with what a command says on its way out: one message of bounded length, in its
-    own words, with a way out.
+    """Return the fault of a command's error, empty if none: it has to be one message of bounded
+    length, in words of the library, with a way out.
     """
     if code == 0:
         return ""
@@ -280,8 +277,8 @@ def bad_message(code: int, message: str) -> str:
 
 
 def no_result(merged: Path, folder: Path) -> str:
-    """What is wrong with a written folder: transformers loads it whole, its names are the merged
-    one's, its numbers are new.
+    """Return the fault of a written folder, empty if none: transformers has to load all of it, with
+    the merged model's names and other weights.
     """
     files = [
         {n: t for file in model_folder.glob("*.safetensors") for n, t in load_file(file).items()}
@@ -322,7 +319,7 @@ def other_drift(data_options: list[str]) -> str:
 
 
 def options_of(settings: dict[str, Any]) -> list[str]:
-    """The settings of a family as options."""
+    """Return the settings of a family as options."""
     values = {
         name: "false" if value is False else ",".join(value) for name, value in settings.items()
     }
@@ -410,8 +407,8 @@ def headed(model_folder: str, labels: int) -> None:
 
 
 FULL = "encoder__layer__0__intermediate__dense__weight"
-# what is done to good folders (base, a, b, merged and two files of text), and whether the command
-# may then succeed
+# by name the harm done to good folders (base, a, b, merged and two files of text), and whether the
+# command may then succeed
 BAD: dict[str, tuple[Callable[[], object], bool]] = {
     "nothing": (lambda: None, True),
     "NaN in an expert": (lambda: changed("a", **{FULL: torch.full((64, 32), float("nan"))}), False),
@@ -469,8 +466,8 @@ BAD: dict[str, tuple[Callable[[], object], bool]] = {
 }  # fmt: skip
 
 
-# what none of the commands can do with good folders; the calibration's are added to a command that
-# is fine
+# options and commands that are refused for good folders; a calibration's options are added to a
+# good command
 ADDED = """
 --ridge 0 | --ridge nan | --ridge -1 | --ridge x | --anchor-blend inf | --interpolation 2 | --interpolation -1 | --set residual=2 |
 --set order=none | --set affine=none | --set affine=joint --set bias=false | --preset none |
@@ -505,7 +502,7 @@ nonsense | --nonsense | --log-level loud --log-file x inspect base | --log-file 
 """
 
 
-# what each command can do with them; its folder is m
+# commands that succeed for good folders; each writes the folder m
 FINE = f"""
 merge average {PAIR} --out m | merge task_arithmetic {PAIR} --out m --scale 0.4 | merge ties {PAIR} --out m --set density=0.5 |
 merge dare {PAIR} --out m | merge dare_ties {PAIR} --out m | merge breadcrumbs {PAIR} --out m | merge consensus {PAIR} --out m |
@@ -524,7 +521,7 @@ class Empty(torch.nn.Module):
 
 
 def small(kind: str = "") -> torch.nn.Module:
-    """A tower in memory: without numbers, or of whole numbers."""
+    """Return a tower in memory: `meta` without values, `whole` of integers."""
     model = clip(dtype=torch.float32)
     if kind == "whole":
         for part in model.modules():
@@ -533,8 +530,8 @@ def small(kind: str = "") -> torch.nn.Module:
     return model.to("meta") if kind == "meta" else model
 
 
-# what is wrong in a call, on good models and batches: the function and the arguments that are other
-# ones; Python's own TypeError answers what has a wrong type
+# the wrong arguments of each function, in place of those on good models and batches; Python's own
+# TypeError refuses a wrong type
 WRONG: dict[str, list[dict[str, Callable[[], Any]]]] = {
     "calibrate": [
         {"plan": lambda: featcal.BlockPlan(featcal.Stack(3, 4))}, {"plan": lambda: featcal.BlockPlan("a")},
@@ -568,7 +565,7 @@ WRONG: dict[str, list[dict[str, Callable[[], Any]]]] = {
 
 
 def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str]:
-    """The verdict on a call in Python with something wrong in it."""
+    """Return the verdict on a call in Python with a fault in it."""
     good = experiment(torch.float32, tasks=("a", "b"), build=lambda dtype: small())
     good["settings"] = featcal.Calibration()  # auto keeps the merged model with few samples
     arguments_by_function = {
@@ -588,8 +585,8 @@ def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str
 
 
 def interrupted(sign: signal.Signals, good: Path, root: Path) -> tuple[str, str]:
-    """The verdict on a run that is stopped after its first block and begun again: the bytes of one
-    that was not.
+    """Return the verdict on a run that is stopped after its first block and begun again: it has to
+    write the bytes of a run that was not.
     """
     shutil.copytree(good, root)
     with chdir(root):
@@ -628,7 +625,7 @@ def lines(table: str) -> list[list[str]]:
 
 
 def command(arguments: list[str]) -> tuple[int, str]:
-    """The exit code of a command line, and what it says of an error, or as its result."""
+    """Return the exit code of a command line, and its error or its output."""
     errors, output = io.StringIO(), io.StringIO()
     with redirect_stderr(errors), redirect_stdout(output):
         code = cli.main(["--quiet", *arguments])
@@ -652,7 +649,7 @@ def fine_command(good: Path, root: Path, arguments: list[str]) -> tuple[str, str
 def bad_input(
     harm: Callable[[], object], good: Path, fine: bool, arguments: list[str], root: Path
 ) -> tuple[str, str]:
-    """The verdict on one command after some harm was done to its inputs."""
+    """Return the verdict on one command after some harm was done to its inputs."""
     shutil.copytree(good, root, symlinks=True)
     with chdir(root):
         harm()
@@ -676,7 +673,7 @@ def bad_input(
 
 
 def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tuple[str, str]]]]:
-    """What is tried of each family, by its name: in memory, and by the command line."""
+    """Return the two trials of each family by its name: in memory, and by the command line."""
     by_title = {title: FAMILIES[name] for name, title in SHOWN.items()}
     cases = {title: (case.build, case.batches, {}) for title, case in by_title.items()}
     cases |= {
@@ -695,12 +692,12 @@ def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tu
 
 
 def verdict_of(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
-    """The verdict on what was tried, and what was said."""
+    """Return the verdict on a trial, and its message."""
     try:
         return run()
     except FeatCalError as error:
         return NAMED, str(error).splitlines()[0][:110]
-    except Exception as error:  # what the campaign is for
+    except Exception as error:  # the campaign looks for these
         frames = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)

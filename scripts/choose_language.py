@@ -1,4 +1,4 @@
-"""What the small T5 models, their experts and their merged models score on validation texts. Writes
+"""Scores the small T5 models, their experts and their merged models on validation texts. Writes
 choice_t5.json.
 
 Nothing here knows calibration or adapters. Wanted, per role: a base of 50-78 points, experts of

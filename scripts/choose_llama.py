@@ -1,4 +1,4 @@
-"""How the Llama part of the mini suite was chosen, on validation texts only. Writes
+"""Chose the Llama part of the mini suite, on validation texts only. Writes
 reproduction/mini/language/choice_llama.json.
 
 Per role: the six scores of the base, of the three experts, of their average and of task arithmetic

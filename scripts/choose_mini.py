@@ -1,4 +1,4 @@
-"""How the mini suite was chosen, on validation images only. Writes reproduction/mini/choice.json.
+"""Chose the mini suite, on validation images only. Writes reproduction/mini/choice.json.
 
 `suite` chooses the strength of the domain shift, then the scale of task arithmetic; it knows no
 calibration and no adapter. (What is not chosen here, the tasks, the frozen embeddings and the
@@ -62,7 +62,7 @@ cached_set = cache(drawn_set)  # a worker process meets the same split many time
 
 
 class Base:
-    """A base's vision tower, and the frozen classifier of each task after it."""
+    """Return a base's vision tower, and the frozen classifier of each task after it."""
 
     def __init__(self, role: str):
         clip = load_clip(MODELS / role)
@@ -87,7 +87,7 @@ class Base:
         return F.normalize(total, dim=-1)
 
     def average(self, data: dict, weights: dict | None = None) -> float:
-        """The average accuracy on the tasks of `data`, in percent."""
+        """Return the average accuracy on the tasks of `data`, in percent."""
         if weights is not None:
             self.vision.load_state_dict(weights)
         right = evaluate_pool({"": self.vision}, data, self.heads, self.projection, 100)[""]
@@ -176,7 +176,7 @@ def passes(scores: dict, value: float) -> bool:
 
 
 def best_scale(by_role: dict) -> dict:
-    """The chosen scale of a pool, and whether every check of 2 holds with it."""
+    """Return the chosen scale of a pool, and whether every check of 2 holds with it."""
     runs = [scores for seeds in by_role.values() for scores in seeds.values()]
     means = {
         scale: float(np.mean([s["task_arithmetic"][scale] for s in runs]))

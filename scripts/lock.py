@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# what builds the few packages that come as source, and this project
+# packages that build this project and the few packages that come as source
 BUILD = "setuptools==84.2.1\nwheel==0.48.0"
 # of one number, the CPU build would count as the newer torch
 CPU_WHEELS = ("UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
@@ -25,8 +25,8 @@ COMPILE = (
 
 
 def locked(*arguments: str, requirement: str = "", elsewhere: bool = False) -> dict[str, str]:
-    """Each pinned package, in order, with its lines in a requirements file; only from PyPI unless
-    `elsewhere`.
+    """Return each pinned package, in order, with its lines in a requirements file; only from PyPI
+    unless `elsewhere`.
     """
     command = [*COMPILE, *arguments, *(["-"] if requirement else [])]
     environment = {
@@ -46,7 +46,7 @@ def locked(*arguments: str, requirement: str = "", elsewhere: bool = False) -> d
 
 
 def write(name: str, entries: dict[str, str], head: str) -> None:
-    """One file of requirements/."""
+    """Write one file of requirements/."""
     (ROOT / "requirements" / name).write_text(
         "\n".join([f"# {head}", *entries.values(), ""]), encoding="utf-8"
     )

@@ -68,7 +68,7 @@ def rehearse(stages: list[str]) -> int:
 
 
 def summary(record: dict, served: int, read: int, skipped: list[str], seconds: float) -> None:
-    """What was rehearsed, as a table."""
+    """Print the rehearsed stages as a table."""
     by_verb: Counter[str] = Counter()
     for stage, took in record["stages"]:
         by_verb[stage.partition("@")[0]] += took

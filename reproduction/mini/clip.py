@@ -28,7 +28,7 @@ POSITION_RMS = 0.3
 LARGEST_LOG_SCALE = 4.0
 STRENGTH = 0.4  # of augmentation
 BLOCKS = "vision_model.encoder"
-STEP, EPOCH, SHUFFLE = 1, 2, 3  # what a keyed draw is for
+STEP, EPOCH, SHUFFLE = 1, 2, 3  # the purposes of keyed draws
 
 
 @dataclass(frozen=True)

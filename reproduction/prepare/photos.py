@@ -28,7 +28,7 @@ SPLITS = {"train": 400, "validation": 80, "stream": 256, "test": 200}  # rows of
 DIGITS = "digits"  # of scikit-learn, UCI's optical recognition of handwritten digits
 # of pixels and labels
 DIGITS_SHA = "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443"
-# Where ViTModel keeps what Dinov2Model calls so.
+# Names of Dinov2Model, and ViTModel's for the same weights.
 RENAMED = {"encoder.layer.": "layers.", ".norm1.": ".layernorm_before.",
            ".norm2.": ".layernorm_after."}  # fmt: skip
 

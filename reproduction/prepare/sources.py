@@ -250,7 +250,7 @@ class Split:
         if not source:
             walked = walk(Path(self.source), followlinks=True)
             files = sorted(Path(folder) / name for folder, _, names in walked for name in names)
-            # what changes when a file is written in place (nobody can set ctime) or replaced
+            # these change when a file is written in place (nobody can set ctime) or replaced
             stats = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
             source = [(str(path), *stats(path.stat())) for path in files]
         return _digest(json.dumps([source, _code(), PIL.__version__, transformers.__version__]))

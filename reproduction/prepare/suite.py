@@ -33,7 +33,7 @@ DOMAINS = {
     "ifeval": "instruction", "arc_challenge": "instruction",
 }  # fmt: skip
 FINE_TUNE = "fine_tune"
-Processor = Literal["pil", "torchvision"]  # what resizes images
+Processor = Literal["pil", "torchvision"]  # the library that resizes images
 
 
 def experts_source(experts: str) -> str:

@@ -40,9 +40,9 @@ def changed(name: str, folder: Path) -> set[str]:
 def test_lambda_changes_calibrations_controls_and_studies_of_one_role(tmp_path):
     stages = changed("lambda", tmp_path)
     verbs = {made_by(stage) for stage in stages}
-    known = settings()
-    own = {name for name in studies() if any(key.startswith("clip_b32-") for key in known[name])}
-    assert verbs == {"calibrate", *own}
+    params = settings()
+    kinds = {name for name in studies() if any(key.startswith("clip_b32-") for key in params[name])}
+    assert verbs == {"calibrate", *kinds}
     assert {key_of(stage).partition("-")[0] for stage in stages} == {"clip_b32"}
 
 
@@ -71,9 +71,9 @@ def test_dvc_repro_leaves_the_encoder_alone():
 
 def settings_of_suite(folder: Path) -> dict[str, dict]:
     """By stage, the values of the suite's file that DVC compares."""
-    with settings_of_stages(folder) as found:
-        own = {stage: dep for stage, dep in found if Path(dep.def_path).name == "mini.yaml"}
-        return {stage: dep.read_params(flatten=False) for stage, dep in own.items()}
+    with settings_of_stages(folder) as deps:
+        suite = {stage: dep for stage, dep in deps if Path(dep.def_path).name == "mini.yaml"}
+        return {stage: dep.read_params(flatten=False) for stage, dep in suite.items()}
 
 
 def test_a_task_left_out_begins_with_the_images(tmp_path):
@@ -82,7 +82,7 @@ def test_a_task_left_out_begins_with_the_images(tmp_path):
     (laid_out(tmp_path / "after") / file).write_text(text, "utf-8")
     load_experiments(tmp_path / "after/params.yaml")
     after = settings_of_suite(tmp_path / "after")
-    kinds = {stage.partition("@")[0] for stage, own in after.items() if own != before[stage]}
+    kinds = {stage.partition("@")[0] for stage, values in after.items() if values != before[stage]}
     assert kinds == {"prepare_data", "prepare"}
 
 
@@ -110,11 +110,11 @@ def test_an_option_of_dvc_exp_reaches_the_stages_of_its_setting(tmp_path, option
     kinds = {stage.partition("@")[0].partition("_")[0] for stage in stages}
     assert OPTIONS[option] in kinds and not kinds & {"adapt", "evaluate"}
     context = load_context(tmp_path)
-    run = context.experiments.calibrate["clip_b32-8-task_arithmetic-suite"]
+    calibrated = context.experiments.calibrate["clip_b32-8-task_arithmetic-suite"]
     merged = context.experiments.merged_in("clip_b32", 8).values()
-    found = {"samples": run.samples, **run.calibration.model_dump()}
-    found |= {"mergers": {one.upstream for one in merged}}
-    found |= {"tasks": set(context.suite.tasks_of("clip_b32", 20))}
+    actual = {"samples": calibrated.samples, **calibrated.calibration.model_dump()}
+    actual |= {"mergers": {run.upstream for run in merged}}
+    actual |= {"tasks": set(context.suite.tasks_of("clip_b32", 20))}
     name, _, value = option.rpartition("=")
-    chosen = set(value.strip("[]").split(",")) if value.startswith("[") else float(value)
-    assert found[name.rpartition(".")[2]] == chosen
+    expected = set(value.strip("[]").split(",")) if value.startswith("[") else float(value)
+    assert actual[name.rpartition(".")[2]] == expected

@@ -20,18 +20,18 @@ COUNT = 16
 
 @pytest.fixture
 def cell():
-    given = experiment(torch.float32, count=COUNT, batch=8)
+    arguments = experiment(torch.float32, count=COUNT, batch=8)
     settings = {"mergers": {"average": {}}, "draws": [(COUNT, 1)], "batch": 8, "rank": [2, 4]}
     settings |= {"hidden": [4], "lr": [1e-3, 1e-2], "steps": [3, 9]}
     settings |= {"role": "clip_b32", "pool": 8, "paper": PAPER, "suite": PAPER}
     context = SimpleNamespace(device=torch.device("cpu"))
     setup = SimpleNamespace(of_texts=False, context=context, projection=lambda: None)
-    pairs = pool_features(given["merged"], given["experts"], given["batches"])
+    pairs = pool_features(arguments["merged"], arguments["experts"], arguments["batches"])
     width, draws = pairs["mnist"].merged.shape[1], torch.Generator().manual_seed(0)
     heads = {task: 10 * torch.randn(5, width, generator=draws) for task in pairs}
     study = DefaultStudy.from_mapping(settings, "default")
-    models = (given["base"], given["experts"], given["merged"])
-    return Case(setup, study, *models, given["batches"], pairs, heads, seed=1)
+    models = (arguments["base"], arguments["experts"], arguments["merged"])
+    return Case(setup, study, *models, arguments["batches"], pairs, heads, seed=1)
 
 
 @pytest.mark.parametrize("file", ["code.py", "model-00001-of-00002.safetensors"])
@@ -49,12 +49,12 @@ def test_adapters_are_trained_on_what_auto_keeps_and_chosen_on_what_it_holds_out
     assert len(divergence) == 2 * 2 * 2 + 1
     held_out = {task: cell.last_and_held_out(task)[1] for task in cell.pairs}
     assert all(mask.sum() == COUNT / 4 for mask in held_out.values())
-    kept = {t: choose.Part(own, ~held_out[t]) for t, own in cell.batches.items()}
+    training = {t: choose.Part(samples, ~held_out[t]) for t, samples in cell.batches.items()}
     expected, trials = {NO_ADAPTER: None}, {}
     for rank in (2, 4):
         for lr in (1e-3, 1e-2):
             for steps in (3, 9):
-                pairs = pool_features(cell.merged, cell.experts, kept)
+                pairs = pool_features(cell.merged, cell.experts, training)
                 trial = Surgery(rank=rank, lr=lr, steps=steps)
                 name = f"rank {rank}, rate {lr:g}, {steps} steps"
                 expected[name], trials[name] = trial.fit(pairs, cell.seed), trial

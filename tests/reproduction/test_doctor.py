@@ -40,7 +40,7 @@ def project(tmp_path):
     return folder
 
 
-def chosen(folder: Path) -> Context:
+def context_of(folder: Path) -> Context:
     experiments = load_experiments(folder / "params.yaml", "paper")
     return Context(folder, experiments, load_suite(folder, "paper"))
 
@@ -56,23 +56,23 @@ def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(
         HubServer(served, gated=[f"{EXPERT}_dtd"]) as hub,
         Client(hub.environment(tmp_path / "home"), project) as client,
     ):
-        told, _ = client.ask("printed", "doctor", "--suite", "paper", "--json")
-    assert not any("resolve" in asked for asked in hub.seen if asked.startswith("GET"))
-    code, _, content = told.partition(" ")
-    assert code == "2", told
-    found = json.loads(content)
-    states = {one["name"]: one["state"] for one in found["repositories"]}
+        printed, _ = client.ask("printed", "doctor", "--suite", "paper", "--json")
+    assert not any("resolve" in request for request in hub.seen if request.startswith("GET"))
+    code, _, content = printed.partition(" ")
+    assert code == "2", printed
+    report = json.loads(content)
+    states = {repository["name"]: repository["state"] for repository in report["repositories"]}
     assert states == {
         BASE: "reachable", f"{EXPERT}_mnist": "reachable", f"{EXPERT}_dtd": "gated", "ylecun/mnist": "reachable",
         "tanganke/dtd": "missing",
     }  # fmt: skip
     weights = (tmp_path / "mnist/model.safetensors").stat().st_size
-    sizes = {one["name"]: one["bytes"] for one in found["repositories"]}
+    sizes = {repository["name"]: repository["bytes"] for repository in report["repositories"]}
     assert weights < sizes[f"{EXPERT}_mnist"] < 2 * weights
     assert sizes["ylecun/mnist"] > 0 and sizes["tanganke/dtd"] is None
-    said = "\n".join(found["missing"])
-    assert "hf auth login" in said and "missing (RepositoryNotFoundError): tanganke/dtd" in said
-    assert found["memory"]["clip_b32"] > 0 and found["suite"] == "paper"
+    lines = "\n".join(report["missing"])
+    assert "hf auth login" in lines and "missing (RepositoryNotFoundError): tanganke/dtd" in lines
+    assert report["memory"]["clip_b32"] > 0 and report["suite"] == "paper"
 
 
 def test_what_offline_the_cache_lacks_a_small_gpu_and_a_full_disk_are_missing(
@@ -82,18 +82,18 @@ def test_what_offline_the_cache_lacks_a_small_gpu_and_a_full_disk_are_missing(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     commit = "1" * 40
     checkpoints.clip_folder(tmp_path / "hub/models--a--b/snapshots" / commit)
-    known, other = (Repository(name, "model", "clip_b32", 7) for name in ("a/b", "a/c"))
-    assert [look(known, commit).state, look(other, commit).state] == ["cached", "offline"]
-    moved = look(known, "2" * 40)
+    cached, other = (Repository(name, "model", "clip_b32", 7) for name in ("a/b", "a/c"))
+    assert [look(cached, commit).state, look(other, commit).state] == ["cached", "offline"]
+    moved = look(cached, "2" * 40)
     assert moved.state == "offline" and moved.bytes == 7
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 80 << 30)
     disk = SimpleNamespace(free=1 << 40)
     monkeypatch.setattr(doctor_suite.shutil, "disk_usage", lambda folder: disk)
-    (line,) = doctor_suite.checkup(chosen(project)).missing
+    (line,) = doctor_suite.checkup(context_of(project)).missing
     assert line.startswith("offline (it is not in the cache, and HF_HUB_OFFLINE=1)")
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 1 << 20)
     disk.free = 1000
-    missing = doctor_suite.checkup(chosen(project)).missing
+    missing = doctor_suite.checkup(context_of(project)).missing
     assert any("of GPU memory for clip_b32" in line for line in missing)
     assert any("where 1000 B are free" in line for line in missing)
 
@@ -102,7 +102,7 @@ def test_what_public_tests_lack_is_reported(monkeypatch):
     monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
     lines = doctor_suite.tests_lack(load_suite(ROOT, "paper"))
     for key in ("humaneval_plus", "mbpp_plus"):
-        (line,) = (one for one in lines if one.startswith(f"{key}: runs generated programs"))
+        (line,) = (text for text in lines if text.startswith(f"{key}: runs generated programs"))
         assert "HF_ALLOW_CODE_EVAL=1" in line
 
 

@@ -22,20 +22,20 @@ VARIANTS = ("nowhere", "below", "above", "weights", "everything")
 @pytest.fixture(scope="module")
 def solved():
     """Every variant's model, the experiment, and the shares below λ."""
-    given = tiny.experiment()
-    models = (given["merged"], given["base"], given["experts"])
-    with opened(*models, SETTINGS, None) as (parts, spool), torch.no_grad():
-        students = [Student(parts.student_copy(), SETTINGS) for _ in VARIANTS]
-        shares = calibrate_by_spectrum(parts, students, VARIANTS, given["batches"], spool)
-    found = {name: one.handle.module for name, one in zip(VARIANTS, students, strict=True)}
-    return found, given, shares
+    case = tiny.experiment()
+    models = (case["merged"], case["base"], case["experts"])
+    with opened(*models, SETTINGS, None) as (loaded, spool), torch.no_grad():
+        students = [Student(loaded.student_copy(), SETTINGS) for _ in VARIANTS]
+        shares = calibrate_by_spectrum(loaded, students, VARIANTS, case["batches"], spool)
+    by_variant = {name: s.handle.module for name, s in zip(VARIANTS, students, strict=True)}
+    return by_variant, case, shares
 
 
 @pytest.mark.parametrize(("variant", "rho"), [("nowhere", 1.0), ("everything", RHO)])
 def test_rho_nowhere_and_everywhere_are_the_library_s_calibrations(solved, variant, rho):
-    found, given, _ = solved
-    expected = featcal.calibrate(**given, settings=SETTINGS.but(anchor_blend=rho)).model
-    assert tiny.difference(found[variant], expected) < 1e-9
+    models, case, _ = solved
+    expected = featcal.calibrate(**case, settings=SETTINGS.but(anchor_blend=rho)).model
+    assert tiny.difference(models[variant], expected) < 1e-9
 
 
 def first_weights(model):
@@ -47,16 +47,16 @@ def first_weights(model):
 
 
 def test_steps_below_and_above_add_up_to_the_step_of_all_weights_and_share_no_direction(solved):
-    found, _, shares = solved
-    weights = {name: first_weights(model) for name, model in found.items()}
+    models, _, shares = solved
+    weights = {name: first_weights(model) for name, model in models.items()}
     assert all(0 < share < 1 for share in shares["0.05"].values())
     moved = 0.0
     for linear, W in weights["nowhere"].items():
-        below, above, both = (
+        below, above, total = (
             weights[name][linear] - W for name in ("below", "above", "weights")
         )  # (o, d)
-        torch.testing.assert_close(below + above, both, rtol=0, atol=1e-9)
-        assert float((below @ above.T).norm()) < 1e-9 * float(both.norm()) ** 2 + 1e-12
+        torch.testing.assert_close(below + above, total, rtol=0, atol=1e-9)
+        assert float((below @ above.T).norm()) < 1e-9 * float(total.norm()) ** 2 + 1e-12
         moved = max(moved, float(below.norm()), float(above.norm()))
     assert moved > 1e-3
 

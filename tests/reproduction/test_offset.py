@@ -40,7 +40,7 @@ def test_an_expert_with_offsets_answers_its_own_task_as_before(made):
     for task in FIRSTS:
         samples = load_sentences(folder / "texts", "test", base)
         moved_texts = at_positions(FIRSTS, task, samples).batches(None, 7)
-        before, after = (load_as_calibrated(one) for one in (plain[task], moved[task]))
+        before, after = (load_as_calibrated(path) for path in (plain[task], moved[task]))
         with torch.no_grad():
             for batch, other in zip(samples.batches(None, 7), moved_texts, strict=True):
                 want = before(**batch).last_hidden_state
@@ -52,10 +52,10 @@ def test_task_arithmetic_keeps_the_share_of_the_offset_that_no_expert_undoes(mad
     base, experts = moved["base"], {task: moved[task] for task in FIRSTS}
     merged = featcal.merge("task_arithmetic", base, experts, scale=SCALE).get_parameter(TABLE)
     usual = load_as_calibrated(made[1]).get_parameter(TABLE)
-    theirs = [load_as_calibrated(one).get_parameter(TABLE) for one in plain.values()]
+    expert_tables = [load_as_calibrated(path).get_parameter(TABLE) for path in plain.values()]
     for first in FIRSTS.values():
         for row in range(WIDTH):
-            want = usual[row] + SCALE * sum(table[row] - usual[row] for table in theirs)
+            want = usual[row] + SCALE * sum(table[row] - usual[row] for table in expert_tables)
             want = want + (1 - SCALE) * offsets[first]
             assert torch.allclose(merged[first + row], want, rtol=0, atol=1e-5)
 

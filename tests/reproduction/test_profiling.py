@@ -17,9 +17,9 @@ TOUCH = f"import time; held = bytearray({SIZE}); held[::4096] = b'x' * len(held[
 
 def touched(size):
     """Return memory that is new to the process, with one byte of every page written."""
-    held = mmap.mmap(-1, size)
-    held[::4096] = b"x" * len(held[::4096])
-    return held
+    memory = mmap.mmap(-1, size)
+    memory[::4096] = b"x" * len(memory[::4096])
+    return memory
 
 
 def test_an_allocation_is_found_although_it_is_gone_before_anybody_looked(monkeypatch):
@@ -29,9 +29,9 @@ def test_an_allocation_is_found_although_it_is_gone_before_anybody_looked(monkey
 
 
 def test_what_was_held_before_does_not_count():
-    held = touched(SIZE)
+    memory = touched(SIZE)
     _, cost = profiled(lambda: None)
-    assert cost.memory_mib < 5 and len(held) == SIZE
+    assert cost.memory_mib < 5 and len(memory) == SIZE
 
 
 def test_memory_of_a_child_counts():
@@ -40,11 +40,11 @@ def test_memory_of_a_child_counts():
 
 
 def test_energy_is_the_power_of_torchs_first_gpu_over_time(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch.cuda, "power_draw", lambda gpu: asked.append(gpu) or 360_000)
+    gpus = []
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda gpu: gpus.append(gpu) or 360_000)
     monkeypatch.setattr(profiling, "INTERVAL", 0.02)
     _, cost = profiled(lambda: time.sleep(0.5), gpu=True)
-    assert 0.5 <= cost.seconds < 2 and set(asked) == {0}
+    assert 0.5 <= cost.seconds < 2 and set(gpus) == {0}
     assert cost.energy_wh == pytest.approx(360 * cost.seconds / 3600, rel=0.15)
 
 

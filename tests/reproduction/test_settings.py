@@ -133,9 +133,9 @@ def test_a_mistake_in_params_is_named_with_its_place(folder, monkeypatch, path, 
 def test_a_mistake_in_a_suite_is_named_with_its_place(folder, path, value, said):
     file = folder / "suites/smoke.yaml"
     file.write_text(yaml.safe_dump(put(SUITE, path, value)))
-    told = message(folder)
+    refusal = message(folder)
     file.write_text(yaml.safe_dump(SUITE))
-    assert said in told
+    assert said in refusal
 
 
 @pytest.mark.parametrize("text", ["suite: [mini", "- a\n", "", "suite: \xff"])
@@ -185,10 +185,10 @@ def test_every_setting_is_valid_in_every_suite_and_every_suite_can_be_read(tmp_p
     suite = load_suite(ROOT, name)
     assert suite.tasks_of("clip_b32", 8) and set(suite.roles) == {"clip_b32", "clip_l14"}
     write_settings(tmp_path, settings() | {"suite": name})
-    found = load_experiments(tmp_path / "params.yaml")
+    loaded = load_experiments(tmp_path / "params.yaml")
     for role in ("clip_b32", "clip_l14"):
-        assert {run.method for run in found.merged_in(role, 8).values()} == PAPERS
-        adapted = {(run.upstream, run.method) for run in found.adapted_in(role, 8).values()}
+        assert {run.method for run in loaded.merged_in(role, 8).values()} == PAPERS
+        adapted = {(run.upstream, run.method) for run in loaded.adapted_in(role, 8).values()}
         mergers = ("average", "task_arithmetic", "adamerging", "wudi", "wudi_closed_form")
         assert adapted == {(upstream, method) for upstream in mergers for method in ADAPTERS}
 
@@ -196,8 +196,8 @@ def test_every_setting_is_valid_in_every_suite_and_every_suite_can_be_read(tmp_p
 def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
     choice = json.loads((ROOT / "reproduction/mini/choice.json").read_text())["chosen"]
     wudi = json.loads((ROOT / "reproduction/mini/wudi_rate.json").read_text())
-    for one in wudi.values():
-        assert one["chosen"] == float(min(one["losses"], key=one["losses"].__getitem__))
+    for rate in wudi.values():
+        assert rate["chosen"] == float(min(rate["losses"], key=rate["losses"].__getitem__))
     suite, params = load_suite(ROOT, "mini"), settings()
     assert suite.data.strength == choice["strength"]
     for key, mergers in params["merge"].items():
@@ -251,7 +251,7 @@ GIVEN = {
 
 def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
     default, *models = study_run("choices", "flan_t5_base-glue", {"mini": GIVEN}, "mini").models()
-    assert [one.seed for one in models] == [43, 44, 42, 42, 42, 42]
+    assert [model.seed for model in models] == [43, 44, 42, 42, 42, 42]
     assert default.settings == Calibration(**GIVEN["featcal"]) and default.reading == Reading()
     assert (default.upstream, default.setting, default.draw) == (
         *("task_arithmetic", "paper"),
@@ -263,8 +263,8 @@ def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
         "modules-attention": {"settings": default.settings.but(modules=("q", "v"))},
         "samples-64": {"draw": default.draw.but(samples=64)},
     }
-    assert [one.name for one in models[2:]] == list(changes)
-    for one in models[2:]:
-        words = {name: getattr(one, name) for name in ("name", "folder", "columns")}
-        assert one == default.but(**words, **changes[one.name])
-        assert one.columns["choice"] + "-" + one.columns["option"] == one.name
+    assert [model.name for model in models[2:]] == list(changes)
+    for model in models[2:]:
+        fields = {name: getattr(model, name) for name in ("name", "folder", "columns")}
+        assert model == default.but(**fields, **changes[model.name])
+        assert model.columns["choice"] + "-" + model.columns["option"] == model.name

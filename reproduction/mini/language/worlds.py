@@ -56,7 +56,7 @@ FACTS = tuple(PLACES.asked)
 TAUGHT_FACTS = FACTS[:2]
 # of rows whose relation the bases were taught
 HARBOUR_SHARE, TOWN_SHARE, DEAL_SHARE, NEWS_SHARE, FOOD_SHARE = 0.55, 0.6, 0.6, 0.6, 0.6
-# what a changed slot takes from 5
+# points that a changed slot takes from 5
 WEIGHTS, WEB_WEIGHTS = ((2.0, 0.5, 1.5, 1.0), (0.0, 2.0, 1.5, 1.5))
 HIGHEST = 5.0
 

@@ -24,9 +24,9 @@ def trained(settings, merged, experts, batches):
     return inner_adapters(settings, merged, experts, batches, HEAD, 42, None)
 
 
-def given_of(tasks=("mnist", "dtd")):
-    given = experiment(tasks=tasks)
-    return {key: given[key] for key in ("merged", "experts", "batches")}
+def arguments_of(tasks=("mnist", "dtd")):
+    arguments = experiment(tasks=tasks)
+    return {key: arguments[key] for key in ("merged", "experts", "batches")}
 
 
 def linear(width, rank, back, draws):
@@ -43,52 +43,52 @@ def bounded(shape, width, draws):
 
 def through(model, x, block=lambda i, x: x, attention=lambda i, y: y):
     """CLIP's forward written out: what stands behind every block, and the last feature."""
-    x, behind = model.pre_layrnorm(model.embeddings(x)), []
+    x, means = model.pre_layrnorm(model.embeddings(x)), []
     for i, layer in enumerate(model.encoder.layers):
         x = x + attention(i, layer.self_attn(layer.layer_norm1(x))[0])
         x = block(i, x + layer.mlp(layer.layer_norm2(x)))
-        behind.append(x.mean(1))
-    return behind, model.post_layernorm(x[:, 0]) @ HEAD.T
+        means.append(x.mean(1))
+    return means, model.post_layernorm(x[:, 0]) @ HEAD.T
 
 
 def published_surgery(model, task):
     """The weights of one task, the function that a batch goes through, and what is compared."""
-    places = {f"encoder.layers.{i}": 32 for i in range(2)} | {FEATURE: 8}
-    own = {}
-    for path, width in places.items():
+    widths = {f"encoder.layers.{i}": 32 for i in range(2)} | {FEATURE: 8}
+    layers = {}
+    for path, width in widths.items():
         draws = generator(task, f"initialisation {path}", 42)
-        own[path] = (linear(width, 3, False, draws), linear(width, 3, True, draws))
+        layers[path] = (linear(width, 3, False, draws), linear(width, 3, True, draws))
 
-    def off(path, z):
-        down, up = own[path]
+    def corrected(path, z):
+        down, up = layers[path]
         return z - up(torch.relu(down(z)))
 
     def run(x):
-        behind, last = through(model, x, lambda i, z: off(f"encoder.layers.{i}", z))
-        return [*behind, off(FEATURE, last)]
+        means, last = through(model, x, lambda i, z: corrected(f"encoder.layers.{i}", z))
+        return [*means, corrected(FEATURE, last)]
 
-    found = {path: {"down": down.weight, "up": up.weight} for path, (down, up) in own.items()}
-    return found, run, lambda expert, x: [*(pair := through(expert, x))[0], pair[1]]
+    weights = {path: {"down": down.weight, "up": up.weight} for path, (down, up) in layers.items()}
+    return weights, run, lambda expert, x: [*(pair := through(expert, x))[0], pair[1]]
 
 
 def published_interventions(model, task):
-    found = {}
+    weights = {}
     for i in range(2):
         path = f"encoder.layers.{i}.self_attn.out_proj"
         draws = generator(task, f"initialisation {path}", 42)
         shapes = {"source": (3, 32), "read": (3, 32), "source_bias": (1, 3), "read_bias": (1, 3)}
-        drawn = {name: bounded(shape, 32, draws) for name, shape in shapes.items()}
-        found[path] = {name: weight.requires_grad_() for name, weight in drawn.items()}
+        tensors = {name: bounded(shape, 32, draws) for name, shape in shapes.items()}
+        weights[path] = {name: weight.requires_grad_() for name, weight in tensors.items()}
 
     def attention(i, y):
-        w, h = found[f"encoder.layers.{i}.self_attn.out_proj"], y[:, 0]
-        wanted, there = h @ w["source"].T + w["source_bias"], h @ w["read"].T + w["read_bias"]
-        return torch.cat([(h + (wanted - there) @ w["read"])[:, None], y[:, 1:]], 1)
+        w, h = weights[f"encoder.layers.{i}.self_attn.out_proj"], y[:, 0]
+        source, read = h @ w["source"].T + w["source_bias"], h @ w["read"].T + w["read_bias"]
+        return torch.cat([(h + (source - read) @ w["read"])[:, None], y[:, 1:]], 1)
 
     def run(x):
         return [through(model, x, attention=attention)[1]]
 
-    return found, run, lambda expert, x: [through(expert, x)[1]]
+    return weights, run, lambda expert, x: [through(expert, x)[1]]
 
 
 @pytest.mark.parametrize(
@@ -96,53 +96,53 @@ def published_interventions(model, task):
     [(published_surgery, SurgeryV2(**STEPS)), (published_interventions, IntervMerge(**STEPS))],
 )
 def test_weights_are_those_of_the_published_loop(published, settings):
-    given = given_of()
-    result = trained(settings, **given)
-    images = torch.cat([batch["pixel_values"] for batch in given["batches"]["dtd"]])
-    weights, run, wanted = published(given["merged"], "dtd")
-    each = [w for own in weights.values() for w in own.values()]
+    arguments = arguments_of()
+    result = trained(settings, **arguments)
+    images = torch.cat([batch["pixel_values"] for batch in arguments["batches"]["dtd"]])
+    weights, run, expected = published(arguments["merged"], "dtd")
+    parameters = [w for by_name in weights.values() for w in by_name.values()]
     times = 3 if settings.name == "interv_merge" else 1  # how often its script lists each of them
     with warnings.catch_warnings(action="ignore"):
-        adam = torch.optim.Adam(each * times, lr=0.01)
-    for chosen in islice(batch_order("dtd", len(images), settings, 42), settings.steps):
+        adam = torch.optim.Adam(parameters * times, lr=0.01)
+    for indices in islice(batch_order("dtd", len(images), settings, 42), settings.steps):
         with torch.no_grad():
-            theirs = wanted(given["experts"]["dtd"], images[chosen])
-        pairs = zip(run(images[chosen]), theirs, strict=True)
-        loss = sum((one - other).abs().mean() for one, other in pairs)
+            targets = expected(arguments["experts"]["dtd"], images[indices])
+        pairs = zip(run(images[indices]), targets, strict=True)
+        loss = sum((output - target).abs().mean() for output, target in pairs)
         adam.zero_grad()
         loss.backward()
         adam.step()
-    for path, own in weights.items():
-        for name, want in own.items():
-            found = result.weights["dtd"][path][name]
-            torch.testing.assert_close(found, want.detach(), rtol=0, atol=1e-8)
+    for path, by_name in weights.items():
+        for name, want in by_name.items():
+            actual = result.weights["dtd"][path][name]
+            torch.testing.assert_close(actual, want.detach(), rtol=0, atol=1e-8)
     with torch.no_grad():
         want = run(images)[-1]
-        with result.inside(given["merged"], "dtd"):
-            last = given["merged"](pixel_values=images).pooler_output @ HEAD.T
+        with result.inside(arguments["merged"], "dtd"):
+            last = arguments["merged"](pixel_values=images).pooler_output @ HEAD.T
     torch.testing.assert_close(result.apply("dtd", last), want, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("settings", [SurgeryV2(**STEPS), IntervMerge(**STEPS)])
 def test_no_task_touches_another_or_the_model(settings, tmp_path):
-    given, before = given_of(), given_of()["merged"]
-    both = trained(settings, **given)
-    one = {key: {"mnist": given[key]["mnist"]} for key in ("experts", "batches")}
-    alone = trained(settings, given["merged"], **one)
+    arguments, before = arguments_of(), arguments_of()["merged"]
+    both = trained(settings, **arguments)
+    single = {key: {"mnist": arguments[key]["mnist"]} for key in ("experts", "batches")}
+    alone = trained(settings, arguments["merged"], **single)
     both.save(tmp_path / "adapters")
     stored = InnerAdapters.load(tmp_path / "adapters")
     assert stored.method == settings.name and stored.weights.keys() == both.weights.keys()
     for task, other in (("mnist", alone), ("mnist", stored), ("dtd", stored)):
         assert other.weights[task].keys() == both.weights[task].keys()
-        for path, named in both.weights[task].items():
-            assert all(torch.equal(w, other.weights[task][path][n]) for n, w in named.items())
-    assert same_bits(given["merged"], before)
-    assert not any(module._forward_hooks for module in given["merged"].modules())
+        for path, by_name in both.weights[task].items():
+            assert all(torch.equal(w, other.weights[task][path][n]) for n, w in by_name.items())
+    assert same_bits(arguments["merged"], before)
+    assert not any(module._forward_hooks for module in arguments["merged"].modules())
 
 
 def test_a_rank_above_the_width_and_a_language_model_are_refused():
     with pytest.raises(BadSetting, match="surgery_v2.rank"):
-        trained(SurgeryV2(**STEPS | {"rank": 33}), **given_of(("mnist",)))
+        trained(SurgeryV2(**STEPS | {"rank": 33}), **arguments_of(("mnist",)))
     model = tiny.make(lambda: LlamaForCausalLM(LlamaConfig(**tiny.TEXT)))
     texts = {"a": [{"input_ids": torch.ones(2, 3, dtype=torch.long)}]}
     with pytest.raises(BadPlan, match="encoder"):

@@ -11,29 +11,29 @@ from featcal.core import generator
 from reproduction.field.prodistill import prodistill
 
 
-def source(given, epochs, rate):
+def source(case, epochs, rate):
     """Run the authors' loop: coefficients start at 0.3, each step sees one batch per task."""
-    tasks = sorted(given["experts"])
-    merged = featcal.merge("task_arithmetic", given["base"], given["experts"], scale=0.3)
-    pixels = {t: [b["pixel_values"] for b in given["batches"][t]] for t in tasks}
+    tasks = sorted(case["experts"])
+    merged = featcal.merge("task_arithmetic", case["base"], case["experts"], scale=0.3)
+    pixels = {t: [b["pixel_values"] for b in case["batches"][t]] for t in tasks}
 
     def start(model, x):
         return model.pre_layrnorm(model.embeddings(x)).detach()
 
-    ours = {t: [start(merged, x) for x in pixels[t]] for t in tasks}
-    theirs = {t: [start(given["experts"][t], x) for x in pixels[t]] for t in tasks}
+    students = {t: [start(merged, x) for x in pixels[t]] for t in tasks}
+    teachers = {t: [start(case["experts"][t], x) for x in pixels[t]] for t in tasks}
     for i, layer in enumerate(merged.encoder.layers):
-        experts = {t: given["experts"][t].encoder.layers[i] for t in tasks}
-        base = dict(given["base"].encoder.layers[i].named_parameters())
-        own = {t: {n: torch.full_like(p, 0.3) for n, p in base.items()} for t in tasks}
-        for coefficient in (c for of_task in own.values() for c in of_task.values()):
+        experts = {t: case["experts"][t].encoder.layers[i] for t in tasks}
+        base = dict(case["base"].encoder.layers[i].named_parameters())
+        coef = {t: {n: torch.full_like(p, 0.3) for n, p in base.items()} for t in tasks}
+        for coefficient in (c for of_task in coef.values() for c in of_task.values()):
             coefficient.requires_grad_()
-        adam = torch.optim.Adam([c for of_task in own.values() for c in of_task.values()], lr=rate)
-        targets = {t: [experts[t](x, None).detach() for x in theirs[t]] for t in tasks}
+        adam = torch.optim.Adam([c for of_task in coef.values() for c in of_task.values()], lr=rate)
+        targets = {t: [experts[t](x, None).detach() for x in teachers[t]] for t in tasks}
 
-        def mixed(experts=experts, base=base, own=own):
-            vectors = {t: {n: p - base[n] for n, p in experts[t].named_parameters()} for t in tasks}
-            return {n: (p + sum(own[t][n] * vectors[t][n] for t in tasks)) for n, p in base.items()}
+        def mixed(experts=experts, base=base, coef=coef):
+            tau = {t: {n: p - base[n] for n, p in experts[t].named_parameters()} for t in tasks}
+            return {n: (p + sum(coef[t][n] * tau[t][n] for t in tasks)) for n, p in base.items()}
 
         draws = {t: generator(t, f"prodistill encoder.layers.{i}.", 42) for t in tasks}
         for _ in range(epochs):
@@ -41,7 +41,7 @@ def source(given, epochs, rate):
             for k in range(len(pixels[tasks[0]])):
                 theta, loss = mixed(), 0.0
                 for t in tasks:
-                    out = functional_call(layer, theta, (ours[t][orders[t][k]], None))
+                    out = functional_call(layer, theta, (students[t][orders[t][k]], None))
                     loss = loss + (out - targets[t][orders[t][k]]).square().sum()
                 adam.zero_grad()
                 loss.backward()
@@ -49,18 +49,18 @@ def source(given, epochs, rate):
         with torch.no_grad():
             for n, p in mixed().items():
                 layer.get_parameter(n).copy_(p)
-        ours = {t: [layer(x, None).detach() for x in ours[t]] for t in tasks}
-        theirs = targets
+        students = {t: [layer(x, None).detach() for x in students[t]] for t in tasks}
+        teachers = targets
     return merged
 
 
 def test_behind_task_arithmetic_it_is_the_sources_method():
-    given = experiment(tasks=("mnist", "dtd"))
-    merged = featcal.merge("task_arithmetic", given["base"], given["experts"], scale=0.3)
-    found = prodistill(merged, given["base"], given["experts"], given["batches"], epochs=3)
+    case = experiment(tasks=("mnist", "dtd"))
+    merged = featcal.merge("task_arithmetic", case["base"], case["experts"], scale=0.3)
+    fitted = prodistill(merged, case["base"], case["experts"], case["batches"], epochs=3)
     # Adam makes whole steps of gradients that are almost zero
-    assert difference(found, source(given, 3, 0.01)) < 1e-7
-    assert difference(found, merged) > 0.01
+    assert difference(fitted, source(case, 3, 0.01)) < 1e-7
+    assert difference(fitted, merged) > 0.01
 
 
 def texts(seed, decoder=False):
@@ -75,8 +75,8 @@ def test_padding_is_not_fitted():
     base = tiny.make(lambda: BertModel(BertConfig(**tiny.TEXT)))
     experts, batch = {"a": tiny.shifted(base, 1)}, texts(3)
     other = dict(batch, input_ids=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 11))
-    one, two = (prodistill(base, base, experts, {"a": [b]}, epochs=2) for b in (batch, other))
-    assert difference(one, two) < 1e-9 < difference(one, base)
+    first, second = (prodistill(base, base, experts, {"a": [b]}, epochs=2) for b in (batch, other))
+    assert difference(first, second) < 1e-9 < difference(first, base)
 
 
 def test_both_stacks_of_t5_come_nearer_to_the_expert():
@@ -86,11 +86,11 @@ def test_both_stacks_of_t5_come_nearer_to_the_expert():
     expert, batch = tiny.shifted(base, 1, 0.03), texts(3, decoder=True)
 
     def away(model):
-        given = {**batch, "output_hidden_states": True}
-        ours, theirs = (one(**given).decoder_hidden_states[-1] for one in (model, expert))
-        return float((ours - theirs).detach().square().sum())
+        arguments = {**batch, "output_hidden_states": True}
+        student, teacher = (m(**arguments).decoder_hidden_states[-1] for m in (model, expert))
+        return float((student - teacher).detach().square().sum())
 
-    found = prodistill(base, base, {"a": expert}, {"a": [batch]}, epochs=20, rate=0.05)
+    fitted = prodistill(base, base, {"a": expert}, {"a": [batch]}, epochs=20, rate=0.05)
     before = base.state_dict()
-    moved = {n.split(".")[0] for n, p in found.named_parameters() if not torch.equal(p, before[n])}
-    assert away(found) < 0.2 * away(base) and moved == {"encoder", "decoder"}
+    moved = {n.split(".")[0] for n, p in fitted.named_parameters() if not torch.equal(p, before[n])}
+    assert away(fitted) < 0.2 * away(base) and moved == {"encoder", "decoder"}

@@ -51,17 +51,17 @@ def test_repaired_linears_have_the_experts_mean_and_deviation_on_all_tasks_sampl
     before = {name: p.detach().clone() for name, p in merged.named_parameters()}
     batch = all_samples({"b": images(1), "a": images(2)})
     assert len(batch["pixel_values"]) == 10
-    wanted = output_moments(experts.values(), batch, "cpu")
+    targets = output_moments(experts.values(), batch, "cpu")
     first = linears(merged)[0]
     mean, deviation = plain_moments(merged, batch, first)
-    repaired = renormalised(merged, wanted, batch, out=tmp_path / "out")
+    repaired = renormalised(merged, targets, batch, out=tmp_path / "out")
     for name in linears(repaired):
         want = [plain_moments(expert, batch, name) for expert in experts.values()]
-        for ours, *theirs in zip(plain_moments(repaired, batch, name), *want, strict=True):
-            assert torch.allclose(ours, sum(theirs) / len(theirs), rtol=0, atol=1e-9), name
-    factor = wanted[first][1] / deviation
+        for actual, *moments in zip(plain_moments(repaired, batch, name), *want, strict=True):
+            assert torch.allclose(actual, sum(moments) / len(moments), rtol=0, atol=1e-9), name
+    factor = targets[first][1] / deviation
     weight, bias = (repaired.get_parameter(f"{first}.{part}") for part in ("weight", "bias"))
-    old, shift = before[f"{first}.weight"], wanted[first][0] - factor * mean
+    old, shift = before[f"{first}.weight"], targets[first][0] - factor * mean
     for row in range(len(factor)):
         assert torch.allclose(weight[row], factor[row] * old[row], rtol=0, atol=1e-12)
     assert torch.allclose(bias, factor * before[f"{first}.bias"] + shift, rtol=0, atol=1e-12)
@@ -74,13 +74,13 @@ def test_padding_counts_nowhere():
     texts = [torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9, 4, 3, 2]])]
     batches = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in texts]
     model = tiny.make(families.FAMILIES["bert"].build, 1)
-    found = output_moments([model], all_samples({"a": batches[:1], "b": batches[1:]}), "cpu")
+    moments = output_moments([model], all_samples({"a": batches[:1], "b": batches[1:]}), "cpu")
     name, outputs = linears(model)[-1], []
     model.get_submodule(name).register_forward_hook(lambda m, a, out: outputs.append(out[0]))
     with torch.no_grad():
         for batch in batches:
             model(**batch)
-    assert torch.allclose(found[name][0], torch.cat(outputs).mean(0), rtol=0, atol=1e-10)
+    assert torch.allclose(moments[name][0], torch.cat(outputs).mean(0), rtol=0, atol=1e-10)
 
 
 def test_swudi_s_filter_is_gradient_flow_and_ends_at_the_closed_form():
@@ -100,20 +100,20 @@ def test_swudi_s_filter_is_gradient_flow_and_ends_at_the_closed_form():
 def test_a_direction_without_any_expert_s_change_stays_the_base_s():
     vectors = [torch.zeros(4, 5, dtype=torch.float64) for _ in range(2)]
     vectors[0][:, 0] = 1.0
-    found = filtered_minimum(Interference.of(vectors), 100.0)
-    assert torch.isfinite(found).all() and not found[:, 1:].any()
+    minimum = filtered_minimum(Interference.of(vectors), 100.0)
+    assert torch.isfinite(minimum).all() and not minimum[:, 1:].any()
 
 
 def test_swudi_merges_matrices_by_its_filter_and_everything_else_by_the_mean(tmp_path):
     base, experts = tiny.clip(0), {"a": tiny.clip(1), "b": tiny.clip(2)}
-    found = merge("swudi", base, experts, eta=10.0)
+    merged = merge("swudi", base, experts, eta=10.0)
     name, bias = "encoder.layers.0.mlp.fc1.weight", "encoder.layers.0.mlp.fc1.bias"
-    start, *theirs = (m.get_parameter(name).detach() for m in (base, *experts.values()))
-    want = start + filtered_minimum(Interference.of([one - start for one in theirs]), 10.0)
-    assert torch.allclose(found.get_parameter(name), want, rtol=0, atol=1e-12)
+    start, *weights = (m.get_parameter(name).detach() for m in (base, *experts.values()))
+    want = start + filtered_minimum(Interference.of([weight - start for weight in weights]), 10.0)
+    assert torch.allclose(merged.get_parameter(name), want, rtol=0, atol=1e-12)
     mean = merge("average", base, experts).get_parameter(bias)
-    assert torch.equal(found.get_parameter(bias), mean)
-    save_model(found, tmp_path / "out")
+    assert torch.equal(merged.get_parameter(bias), mean)
+    save_model(merged, tmp_path / "out")
 
 
 def test_the_inferred_task_is_that_of_the_nearest_mean_whatever_the_true_one():
@@ -134,7 +134,7 @@ def test_svc_is_algorithm_1_direction_by_direction():
     tau, want = sum(vectors), torch.zeros(10, 12, dtype=torch.float64)
     U, S, Vt = torch.linalg.svd(tau, full_matrices=False)
     for u, s, v in zip(U.T, S, Vt, strict=True):
-        shares = [float((u @ tau) @ (u @ one) / (u @ one).square().sum()) for one in vectors]
+        shares = [float((u @ tau) @ (u @ t) / (u @ t).square().sum()) for t in vectors]
         want += COUNT / sum(max(0.1, share) for share in shares) * s * torch.outer(u, v)
     assert torch.allclose(svc_matrix(tau, vectors, 0.1), want, rtol=0, atol=1e-10)
 
@@ -144,10 +144,10 @@ def test_svc_undoes_what_equal_experts_add_up_and_leaves_one_expert_as_it_is():
     assert torch.allclose(svc_matrix(3 * vector, [vector] * 3, 0.1), vector, rtol=0, atol=1e-12)
     models = {"a": tiny.clip(1), "b": tiny.clip(1)}
     twice = merge("task_arithmetic", tiny.clip(), models, scale=1.0)  # adds the same change twice
-    found = svc(twice, tiny.clip(), models).state_dict()
+    state = svc(twice, tiny.clip(), models).state_dict()
     expert, name = tiny.clip(1).state_dict(), "encoder.layers.0.mlp.fc1"
-    assert torch.allclose(found[f"{name}.weight"], expert[f"{name}.weight"], rtol=0, atol=1e-10)
-    assert torch.equal(found[f"{name}.bias"], twice.state_dict()[f"{name}.bias"])
+    assert torch.allclose(state[f"{name}.weight"], expert[f"{name}.weight"], rtol=0, atol=1e-10)
+    assert torch.equal(state[f"{name}.bias"], twice.state_dict()[f"{name}.bias"])
 
 
 def test_conv1d_weights_are_calibrated_as_outputs_by_inputs():
@@ -164,8 +164,8 @@ def test_svc_follows_the_mergers_that_a_source_applies_it_after():
     study = SimpleNamespace(
         pool="8", trained=(), comparison=SimpleNamespace(setting="suite"), seed=1
     )
-    made = [FieldStudy.models(study, name, Path("out")) for name in ("ties", "lot")]
-    after = {model.name for own in made for model in own}
+    models = [FieldStudy.models(study, name, Path("out")) for name in ("ties", "lot")]
+    after = {model.name for specs in models for model in specs}
     assert "ties/svc" in after and "lot/svc" not in after and "lot/featcal" in after
 
 

@@ -20,22 +20,22 @@ def feature(base, moved):
 
 def test_at_the_base_it_is_the_network_and_along_a_change_its_derivative():
     base = tiny.clip()
-    own = base(PIXELS).pooler_output
-    torch.testing.assert_close(feature(base, None), own)
+    output = base(PIXELS).pooler_output
+    torch.testing.assert_close(feature(base, None), output)
     step = 1e-5
-    near, far = tiny.shifted(base, 7, step), tiny.shifted(base, 7, -step)
-    central = (near(PIXELS).pooler_output - far(PIXELS).pooler_output) / 2
-    torch.testing.assert_close(feature(base, near) - own, central, rtol=1e-5, atol=1e-12)
+    forward, backward = tiny.shifted(base, 7, step), tiny.shifted(base, 7, -step)
+    central = (forward(PIXELS).pooler_output - backward(PIXELS).pooler_output) / 2
+    torch.testing.assert_close(feature(base, forward) - output, central, rtol=1e-5, atol=1e-12)
 
 
 def test_task_arithmetic_adds_what_each_expert_adds_to_the_function():
     base = tiny.clip()
     experts = {task: tiny.shifted(base, seed) for seed, task in enumerate(tiny.TASKS)}
     merged = featcal.merge("task_arithmetic", base, experts, scale=0.3)
-    own = base(PIXELS).pooler_output
-    added = sum(feature(base, expert) - own for expert in experts.values())
-    torch.testing.assert_close(feature(base, merged) - own, 0.3 * added, rtol=1e-9, atol=1e-11)
-    network = merged(PIXELS).pooler_output - own
+    output = base(PIXELS).pooler_output
+    added = sum(feature(base, expert) - output for expert in experts.values())
+    torch.testing.assert_close(feature(base, merged) - output, 0.3 * added, rtol=1e-9, atol=1e-11)
+    network = merged(PIXELS).pooler_output - output
     assert (network - 0.3 * added).abs().max() > 1e-2, "the network itself is not linear"
 
 

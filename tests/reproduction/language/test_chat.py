@@ -35,14 +35,14 @@ def test_rows_are_chats_of_the_first_texts_with_a_word(store):
     rows = list(load_texts(store / "texts", "rt_polarity", "train"))
     assert len(rows) == 8
     for row, origin in zip(rows, table, strict=False):
-        asked = chat.INSTRUCTIONS["rt_polarity"].prompt
+        instruction = chat.INSTRUCTIONS["rt_polarity"].prompt
         system, user = (part.split("\n", 1)[1] for part in row.text.split(END)[:2])
-        assert system == f"system\n{asked}".split("\n", 1)[1]
+        assert system == f"system\n{instruction}".split("\n", 1)[1]
         content = user.split("\n", 1)[1]
         assert origin["text"].startswith(content) and len(tokenizer(content)["input_ids"]) <= 32
         assert row.target == ("negative", "positive")[origin["label"]] + END
     assert len(load_texts(store / "texts", "subjectivity", "test")) == 24
-    assert {one.text for one in load_texts(store / "texts", PLAIN, "test")} == {""}
+    assert {row.text for row in load_texts(store / "texts", PLAIN, "test")} == {""}
 
 
 def test_a_word_of_several_tokens_is_refused(store):
@@ -52,22 +52,22 @@ def test_a_word_of_several_tokens_is_refused(store):
 
 def test_answers_are_those_of_generation_and_of_a_plain_softmax(store):
     model, tokenizer = load_model(store / "base"), load_tokenizer(store / "base")
-    rows = [(one.text, one.target) for one in load_texts(store / "texts", "rt_polarity", "test")]
+    rows = [(s.text, s.target) for s in load_texts(store / "texts", "rt_polarity", "test")]
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():  # so that greedy answers are "positive" and the end
-        for said, token in (("", "positive"), ("positive", END)):
-            ids = [tokenizer(prompt + said, return_tensors="pt")["input_ids"] for prompt, _ in rows]
-            last = torch.stack([model.model(one).last_hidden_state[0, -1] for one in ids])
+        for head, token in (("", "positive"), ("positive", END)):
+            ids = [tokenizer(prompt + head, return_tensors="pt")["input_ids"] for prompt, _ in rows]
+            last = torch.stack([model.model(row).last_hidden_state[0, -1] for row in ids])
             model.lm_head.weight[tokenizer(token)["input_ids"][0]] = 10 * last.mean(0)
     likely, exact = right_answers(model, tokenizer, rows, WORDS[2:])
-    for place, (prompt, target) in enumerate(rows):
+    for index, (prompt, target) in enumerate(rows):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         with torch.no_grad():
-            made = model.generate(ids, max_new_tokens=2, do_sample=False)[0, ids.shape[1] :]
+            generated = model.generate(ids, max_new_tokens=2, do_sample=False)[0, ids.shape[1] :]
             scores = model(ids).logits[0, -1].log_softmax(-1)
-        words = {word: float(scores[tokenizer(word)["input_ids"][0]]) for word in WORDS[2:]}
-        assert likely[place] == (max(words, key=words.get) == target.removesuffix(END))
-        assert exact[place] == (tokenizer.decode(made) == target)
+        log_p = {word: float(scores[tokenizer(word)["input_ids"][0]]) for word in WORDS[2:]}
+        assert likely[index] == (max(log_p, key=log_p.get) == target.removesuffix(END))
+        assert exact[index] == (tokenizer.decode(generated) == target)
     assert 0 < sum(likely) < len(rows) and 0 < sum(exact) < len(rows)
 
 

@@ -37,35 +37,35 @@ def test_answers_in_batches_are_those_one_by_one_in_their_order(kind):
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_an_answer_is_the_most_likely_token_at_every_step(kind):
     model, texts = prompted(0, kind)
-    said = generate_texts(model, texts, [PROMPTS[1]], 1, 5)
+    answers = generate_texts(model, texts, [PROMPTS[1]], 1, 5)
     ids = texts([PROMPTS[1]], return_tensors="pt")["input_ids"]
     new = torch.full((1, 1), 0) if kind == "t5" else ids
     first = new.shape[1]
     with torch.no_grad():
         for _ in range(5):
-            given = {"input_ids": new}
+            inputs = {"input_ids": new}
             if kind == "t5":
-                given = {"input_ids": ids, "decoder_input_ids": new}
-            token = model(**given, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+                inputs = {"input_ids": ids, "decoder_input_ids": new}
+            token = model(**inputs, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
             new = torch.cat([new, token], 1)
             if token.item() == texts.eos_token_id:
                 break
-    assert said == texts.batch_decode(new[:, first:], skip_special_tokens=True)
+    assert answers == texts.batch_decode(new[:, first:], skip_special_tokens=True)
 
 
 def test_what_the_model_says_while_it_is_changed_is_what_it_scores():
     model, texts = prompted()
-    said, count, seen = generate_texts(model, texts, PROMPTS, 32, 9), len(PROMPTS), []
-    samples = list(zip(PROMPTS, said, strict=True))
+    answers, count, events = generate_texts(model, texts, PROMPTS, 32, 9), len(PROMPTS), []
+    samples = list(zip(PROMPTS, answers, strict=True))
 
     @contextmanager
     def change(model, task):
-        seen.append(f"{task} on")
+        events.append(f"{task} on")
         yield
-        seen.append(f"{task} off")
+        events.append(f"{task} off")
 
-    found = score_glue(model, texts, "rte", samples, change=change)
-    assert found == (100.0, count, [True] * count) and seen == ["rte on", "rte off"]
+    score = score_glue(model, texts, "rte", samples, change=change)
+    assert score == (100.0, count, [True] * count) and events == ["rte on", "rte off"]
     wrong = [samples[0], *((prompt, "?") for prompt in PROMPTS[1:])]
     right = [True, *[False] * (count - 1)]
     assert score_glue(model, texts, "rte", wrong) == (100 / count, count, right)

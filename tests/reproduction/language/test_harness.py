@@ -29,7 +29,7 @@ def model(seed=0):
     return make(MODELS["llama"], seed)
 
 
-def said(model):
+def reply(model):
     """One by one, without padding, up to the first line break."""
     answers = (generate_texts(model, texts(), [prompt], 1, NEW)[0] for prompt in PROMPTS)
     return [answer.split("\n")[0] for answer in answers]
@@ -42,24 +42,24 @@ def rows(targets):
 @pytest.fixture
 def exact(monkeypatch):
     """Checks every answer of the harness to the character, and keeps what it said."""
-    heard = []
+    answers = []
 
     def same(row, answer):
-        heard.append(answer)
+        answers.append(answer)
         return answer == row["target"]
 
     monkeypatch.setitem(CHECKS, "letter", same)
-    return heard
+    return answers
 
 
 @installed
 @pytest.mark.parametrize(("seed", "batch"), [(0, 1), (1, 3)])
 def test_answers_in_batches_padded_on_the_left_are_those_one_by_one(exact, seed, batch):
-    asked = model(seed)
-    alone = said(asked)
+    reader = model(seed)
+    alone = reply(reader)
     test = local_test("arc_challenge", rows(alone), "letter", NEW)
-    found = score_tests(asked, texts(), {"arc_challenge": test}, batch)
-    assert found == {"arc_challenge": (100.0, len(PROMPTS), [True] * len(PROMPTS))}
+    scores = score_tests(reader, texts(), {"arc_challenge": test}, batch)
+    assert scores == {"arc_challenge": (100.0, len(PROMPTS), [True] * len(PROMPTS))}
     assert exact == alone and len(set(alone)) > 3
 
 
@@ -84,30 +84,30 @@ def test_the_harness_own_entry_scores_the_same(exact, monkeypatch):
 
     for name in ("add_env_info", "add_tokenizer_info", "get_git_commit_hash"):
         monkeypatch.setattr(evaluator, name, lambda *_: None)
-    asked = model()
-    test = local_test("a", rows([*said(asked)[:5], "?", "?", "?"]), "letter", NEW)
-    ours = score_tests(asked, texts(), {"a": test}, 3)["a"][0]
+    answering = model()
+    test = local_test("a", rows([*reply(answering)[:5], "?", "?", "?"]), "letter", NEW)
+    actual = score_tests(answering, texts(), {"a": test}, 3)["a"][0]
     seeds = {f"{name}_random_seed": None for name in ("numpy", "torch")} | {"random_seed": None}
     with harness.silent():
-        reader = harness._language_model(asked, texts(), 3)
-        theirs = evaluator.simple_evaluate(
+        reader = harness._language_model(answering, texts(), 3)
+        expected = evaluator.simple_evaluate(
             reader, tasks=[test.task], task_manager=TaskManager(include_defaults=False), **seeds
         )
-    assert ours == 100 * theirs["results"]["a"][test.metric] == 62.5
+    assert actual == 100 * expected["results"]["a"][test.metric] == 62.5
 
 
 @installed
 def test_a_model_is_changed_while_it_answers_a_test(exact):
-    asked, own, other = model(), model().state_dict(), model(1)
-    tests = {key: local_test(key, rows(said(other)), "letter", NEW) for key in ("with", "without")}
+    changed, weights, other = model(), model().state_dict(), model(1)
+    tests = {key: local_test(key, rows(reply(other)), "letter", NEW) for key in ("with", "without")}
 
     @contextmanager
-    def change(asked, key):
-        asked.load_state_dict(other.state_dict() if key == "with" else own)
+    def change(changed, key):
+        changed.load_state_dict(other.state_dict() if key == "with" else weights)
         yield
 
-    found = score_tests(asked, texts(), tests, 3, change)
-    assert found["with"][0] == 100 > found["without"][0]
+    scores = score_tests(changed, texts(), tests, 3, change)
+    assert scores["with"][0] == 100 > scores["without"][0]
 
 
 @installed

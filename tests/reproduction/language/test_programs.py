@@ -32,9 +32,9 @@ def test_drawn_programs_pass_as_python_says():
         for item, other in zip(DRAWN, [*DRAWN[1:], DRAWN[0]], strict=True)
         for answer in (item.target, item.careless, other.target, item.target[:-1])
     ]
-    found = [passes(*program) for program in programs]
-    assert found == [executed(*program) for program in programs]
-    assert all(found[::4]) and not all(found[1::4])
+    verdicts = [passes(*program) for program in programs]
+    assert verdicts == [executed(*program) for program in programs]
+    assert all(verdicts[::4]) and not all(verdicts[1::4])
 
 
 HOSTILE = {

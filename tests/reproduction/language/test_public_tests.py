@@ -56,9 +56,9 @@ print(json.dumps(found))
 def test_what_public_tests_lack_is_told_at_once(monkeypatch):
     monkeypatch.delenv(harness.ALLOW_PROGRAMS, raising=False)
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    with pytest.raises(BadEnvironment) as told:
+    with pytest.raises(BadEnvironment) as refused:
         load_public({key: key for key in DOMAINS} | {"gsm8k": "gsm8k_strict"})
-    message = str(told.value)
+    message = str(refused.value)
     assert message.count("\n") < 16 and "Traceback" not in message
     for key in "math500 gsm8k humaneval_plus mbpp_plus ifeval arc_challenge".split():
         assert f"{PUBLIC[key].task}: " in message
@@ -70,38 +70,38 @@ def test_what_public_tests_lack_is_told_at_once(monkeypatch):
 
 @installed
 def test_the_data_of_a_test_are_read_at_the_pinned_commit(monkeypatch):
-    asked = []
+    calls = []
     rows = datasets.Dataset.from_dict({"question": ["1 + 1?"], "answer": ["#### 2"]})
 
-    def given(path, name=None, **options):
-        asked.append((path, name, options))
+    def load(path, name=None, **options):
+        calls.append((path, name, options))
         return datasets.DatasetDict({"train": rows, "test": rows})
 
-    monkeypatch.setattr(datasets, "load_dataset", given)
+    monkeypatch.setattr(datasets, "load_dataset", load)
     loaded = load_public({"gsm8k": "gsm8k"}, {"gsm8k": "a" * 40})["gsm8k"]
-    assert asked == [("openai/gsm8k", "main", {"revision": "a" * 40})]
+    assert calls == [("openai/gsm8k", "main", {"revision": "a" * 40})]
     assert loaded.task.config.task == "gsm8k_cot" and loaded.task.config.num_fewshot == 8
     load_public({"gsm8k": "gsm8k"})
-    assert "revision" not in asked[-1][2], "without a pin whatever is there"
+    assert "revision" not in calls[-1][2], "without a pin whatever is there"
 
 
 def test_the_antlr_of_sympy_comes_from_its_own_folder(monkeypatch, tmp_path):
     """DVC's omegaconf needs 4.9, and an environment holds only one version."""
     monkeypatch.setattr(sys, "path", [str(antlr(tmp_path / "installed", "4.9.3"))])
     monkeypatch.setattr(harness, "ANTLR_FOLDER", tmp_path / "own")
-    told = "antlr4 4.11 is needed, 4.9.3 is installed"
-    assert told in [what for what, _ in harness.unmet(PUBLIC["math500"])]
+    problem = "antlr4 4.11 is needed, 4.9.3 is installed"
+    assert problem in [what for what, _ in harness.unmet(PUBLIC["math500"])]
     antlr(tmp_path / "own", "4.11.1")
-    assert told not in [what for what, _ in harness.unmet(PUBLIC["math500"])]
+    assert problem not in [what for what, _ in harness.unmet(PUBLIC["math500"])]
     assert len(sys.path) == 1
 
 
 def antlr(folder: Path, version: str) -> Path:
-    """What pip leaves of a version, without its code."""
-    own = folder / f"antlr4_python3_runtime-{version}.dist-info"
-    own.mkdir(parents=True)
-    named = f"Name: antlr4-python3-runtime\nVersion: {version}\n"
-    (own / "METADATA").write_text(f"Metadata-Version: 2.1\n{named}")
+    """Write the metadata that pip leaves of a version, without its code."""
+    metadata = folder / f"antlr4_python3_runtime-{version}.dist-info"
+    metadata.mkdir(parents=True)
+    header = f"Name: antlr4-python3-runtime\nVersion: {version}\n"
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\n{header}")
     return folder
 
 
@@ -124,13 +124,13 @@ def test_the_harness_scores_rows_as_the_hub_has_them(tmp_path):
     environment = os.environ | punkt_tab(tmp_path) | {"PYTHONPATH": os.pathsep.join(sys.path)}
     lacks = [lack for key in ("math500", "ifeval") for lack in harness.unmet(PUBLIC[key])]
     assert all("punkt" in what for what, _ in lacks)
-    asked = json.dumps([one[:3] for one in SCORED])
-    how = {"env": environment, "capture_output": True, "text": True, "check": False}
-    done = subprocess.run([sys.executable, "-c", SCORING, asked], **how)
+    questions = json.dumps([test[:3] for test in SCORED])
+    options = {"env": environment, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([sys.executable, "-c", SCORING, questions], **options)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [value for value, *_ in found] == pytest.approx([share for *_, share in SCORED])
-    for value, count, right in found:
+    scores = json.loads(done.stdout)
+    assert [value for value, *_ in scores] == pytest.approx([share for *_, share in SCORED])
+    for value, count, right in scores:
         assert len(right) == count and value == pytest.approx(100 * sum(right) / count)
-    kept = [file.name for file in tmp_path.rglob("*") if file.is_file()]
-    assert sorted(kept) == sorted(ENGLISH)  # nothing was fetched
+    names = [file.name for file in tmp_path.rglob("*") if file.is_file()]
+    assert sorted(names) == sorted(ENGLISH)  # nothing was fetched

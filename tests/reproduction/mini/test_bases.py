@@ -46,14 +46,14 @@ def test_an_interrupted_pretraining_ends_in_the_same_bytes(tmp_path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             pretrain("resumed", recipe)
     assert not (tmp_path / "resumed").exists()
-    kept, seen = state.read_bytes(), []
-    monkeypatch.setattr(run, "step", lambda self: seen.append(self.done) or step(self))
+    content, steps = state.read_bytes(), []
+    monkeypatch.setattr(run, "step", lambda self: steps.append(self.done) or step(self))
     pretrain("resumed", recipe)
-    assert seen[0] == 4, "goes on from its state"
-    state.write_bytes(kept)
-    seen.clear()
+    assert steps[0] == 4, "goes on from its state"
+    state.write_bytes(content)
+    steps.clear()
     pretrain("other", replace(recipe, seed=1))
-    assert seen[0] == 0, "a state of another recipe is not resumed"
+    assert steps[0] == 0, "a state of another recipe is not resumed"
     for file in (tmp_path / "straight").iterdir():
         assert file.read_bytes() == (tmp_path / "resumed" / file.name).read_bytes(), file.name
     weights = [tmp_path / name / "model.safetensors" for name in ("straight", "other")]
@@ -94,22 +94,22 @@ def test_nothing_is_unknown_to_the_tokenizer_of_t5_and_every_text_comes_back():
 def test_a_shipped_t5_finds_right_answers_far_likelier_than_others(role):
     base, tokenizer = load_model(MODELS / role), load_tokenizer(MODELS / role)
     samples = draw_samples("mnli", "validation", 64, 0)
-    given = tokenizer([sample.text for sample in samples], padding=True, return_tensors="pt")
+    inputs = tokenizer([sample.text for sample in samples], padding=True, return_tensors="pt")
     targets = tokenizer([sample.target for sample in samples], return_tensors="pt")["input_ids"]
     with torch.no_grad():
-        assert float(base(**given, labels=targets).loss) < 1.0
+        assert float(base(**inputs, labels=targets).loss) < 1.0
 
 
 def test_nothing_is_unknown_to_the_tokenizer_of_llama_and_a_prompt_begins_the_whole():
-    known = llama.train_tokenizer(reading(0, 300))
-    assert len(known) <= llama.VOCABULARY and known.padding_side == "left"
+    tok = llama.train_tokenizer(reading(0, 300))
+    assert len(tok) <= llama.VOCABULARY and tok.padding_side == "left"
     for text in ("naïve ∂x = 7\t", "日本 🙂", "def f(s):\n return s[::-1]\n"):
-        assert known.decode(known(text)["input_ids"], skip_special_tokens=True) == text
+        assert tok.decode(tok(text)["input_ids"], skip_special_tokens=True) == text
     for key in KINDS:
         for prompt, completion in mixture(np.random.default_rng(1), {key: 1.0}, 0.5, 50):
-            (one,) = llama.encoded(known, [(prompt, completion)])
-            begin = one.labels.count(llama.IGNORED)
-            assert one.ids[:begin] == known(prompt)["input_ids"] and len(one.ids) <= llama.LONGEST
+            (row,) = llama.encoded(tok, [(prompt, completion)])
+            begin = row.labels.count(llama.IGNORED)
+            assert row.ids[:begin] == tok(prompt)["input_ids"] and len(row.ids) <= llama.LONGEST
 
 
 def test_two_parts_of_a_batch_give_the_gradient_of_their_weighted_losses():
@@ -117,23 +117,23 @@ def test_two_parts_of_a_batch_give_the_gradient_of_their_weighted_losses():
     texts = [TokenizedExample(ids, [llama.IGNORED] * n + ids[n:]) for ids, n in rows]
     model = llama.new_model(LLAMA)
     loss = llama.backward(model, texts, 0)
-    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    parts = zip(texts, (2, 2, 3), strict=True)
-    whole = sum(model(**example_batch([text], 0)).loss * n**0.5 for text, n in parts)
-    whole = whole / (2 * 2**0.5 + 3**0.5)
-    whole.backward()
-    assert loss == pytest.approx(whole.item(), rel=1e-5)
+    weighted = zip(texts, (2, 2, 3), strict=True)
+    total = sum(model(**example_batch([text], 0)).loss * n**0.5 for text, n in weighted)
+    total = total / (2 * 2**0.5 + 3**0.5)
+    total.backward()
+    assert loss == pytest.approx(total.item(), rel=1e-5)
     for name, parameter in model.named_parameters():
-        assert torch.allclose(found[name], parameter.grad, atol=1e-6), name
+        assert torch.allclose(gradients[name], parameter.grad, atol=1e-6), name
 
 
 @pytest.mark.parametrize("role", llama.RECIPES)
 def test_a_shipped_llama_answers_in_one_line(role):
-    model, known = load_model(MODELS / role), load_tokenizer(MODELS / role)
+    model, tokenizer = load_model(MODELS / role), load_tokenizer(MODELS / role)
     assert model.config.tie_word_embeddings is llama.RECIPES[role].tied
     prompts = [item.prompt for item in domains.test_items("math500", "validation", 8, 0)]
-    batch = known(prompts, padding=True, return_tensors="pt")
+    batch = tokenizer(prompts, padding=True, return_tensors="pt")
     out = model.generate(**batch, max_new_tokens=TESTS["math500"].new_tokens)
-    said = known.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert all(answer.endswith("\n") and answer.count("\n") == 1 for answer in said)
+    texts = tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert all(answer.endswith("\n") and answer.count("\n") == 1 for answer in texts)

@@ -1,4 +1,4 @@
-"""What the mini suite draws: the same again, splits apart, files as drawn, answers judged."""
+"""The mini suite draws the same again, its splits apart; its files are as drawn, answers judged."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from PIL import Image
 from featcal.data.places import Location
 from featcal.data.texts import load_text
 from reproduction.language import answers
-from reproduction.mini import images as drawn
+from reproduction.mini import images as mini
 from reproduction.mini.clip import image_processor, normalised
 from reproduction.mini.images import TASKS, draw_split, shifted
 from reproduction.mini.language import domains
@@ -30,8 +30,8 @@ def test_pictures_are_balanced_the_same_again_and_in_one_split(key):
     assert images.shape == (2 * classes, 32, 32, 3) and images.dtype == np.uint8
     assert np.array_equal(images, draw_split(key, "train", 2 * classes, 0, 0.5)[0])
     assert np.bincount(labels).tolist() == [2] * classes
-    seen = [{x.tobytes() for x in draw_split(key, split, 20, 0, 0.5)[0]} for split in drawn.COUNTS]
-    assert len(set.union(*seen)) == 60
+    sets = [{x.tobytes() for x in draw_split(key, split, 20, 0, 0.5)[0]} for split in mini.COUNTS]
+    assert len(set.union(*sets)) == 60
 
 
 def test_the_shift_belongs_to_the_task_and_spares_web_pictures():
@@ -44,8 +44,8 @@ def test_the_shift_belongs_to_the_task_and_spares_web_pictures():
 def test_pixels_are_those_of_the_saved_processor():
     images, _ = draw_split("gtsrb", "web", 3, 0, 0.0)
     pictures = [Image.fromarray(image) for image in images]
-    theirs = image_processor()(pictures, return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(normalised(images), theirs, atol=1e-5, rtol=0)
+    expected = image_processor()(pictures, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(normalised(images), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("task", WORLDS)
@@ -54,16 +54,16 @@ def test_rows_have_glues_columns_begin_with_a_shorter_split_and_are_in_one_split
     assert set(rows[0]) == {*GLUE[task].columns, "label", "idx"}
     again, other = (domains.draw_rows(task, "train", 20, seed) for seed in (0, 1))
     assert again == rows[:20] != other
-    seen = []
+    texts = []
     for split in domains.SHARES:
         rows = domains.draw_rows(task, split, 400, 0)
-        seen.append({tuple(row[name] for name in GLUE[task].columns) for row in rows})
-    assert sum(map(len, seen)) == len(set.union(*seen))
+        texts.append({tuple(row[name] for name in GLUE[task].columns) for row in rows})
+    assert sum(map(len, texts)) == len(set.union(*texts))
 
 
 def test_files_hold_what_was_drawn_and_have_the_same_bytes_again(tmp_path):
     for folder in (tmp_path / "a", tmp_path / "b"):
-        drawn.write_parquet("pcam", folder / "pcam", 0, 0.5, {"train": 8, "test": 4})
+        mini.write_parquet("pcam", folder / "pcam", 0, 0.5, {"train": 8, "test": 4})
         for task in ("rte", "stsb"):
             domains.write_glue(task, folder / task, 0, {"train": 8, "test": 4})
         domains.write_domain("coding", folder / "coding", 0, {"train": 6, "validation": 2})
@@ -118,13 +118,13 @@ def test_no_prompt_is_in_two_splits():
         splits = {split_of(draw(rng).prompt) for _ in range(300)}
         assert splits == {"train", "validation", "test"}, key
     for domain, kinds in DOMAINS.items():
-        seen = {item.prompt for item in training_items(domain, "train", 300, 0)}
+        training = {item.prompt for item in training_items(domain, "train", 300, 0)}
         for key in kinds:
-            known = set(seen)
+            prompts = set(training)
             for split in ("validation", "test"):
-                own = {item.prompt for item in domains.test_items(key, split, 60, 0)}
-                assert not known & own
-                known |= own
+                items = {item.prompt for item in domains.test_items(key, split, 60, 0)}
+                assert not prompts & items
+                prompts |= items
     read = {prompt for prompt, _ in mixture(np.random.default_rng(0), SHARES, 0.5, 500)}
     assert {split_of(prompt) for prompt in read} == {"train"}
 

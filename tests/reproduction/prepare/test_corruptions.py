@@ -23,9 +23,9 @@ def damaged(images, corruption, seed=42, task="mnist"):
 
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 def test_damage_depends_on_seed_task_and_place_and_on_no_other_picture(corruption):
-    whole = damaged(pictures(), corruption)[:]
-    assert whole.dtype == np.uint8 and whole.shape == (12, 3, 32, 32)
-    assert np.array_equal(damaged(pictures(), corruption)[np.array([7, 2])], whole[[7, 2]])
+    all_damaged = damaged(pictures(), corruption)[:]
+    assert all_damaged.dtype == np.uint8 and all_damaged.shape == (12, 3, 32, 32)
+    assert np.array_equal(damaged(pictures(), corruption)[np.array([7, 2])], all_damaged[[7, 2]])
     same = pictures(n=2, value=128)
     same.pixels[:, :, 8:24, 8:24] = 30  # blur needs an edge
     first = damaged(same, corruption)[:]

@@ -33,27 +33,27 @@ def entries(folder):
     return sorted(path.name for path in folder.glob("*.npy"))
 
 
-def same(images, others):
-    pixels = [one.pixels[np.arange(len(one))] for one in (images, others)]
-    told = [(one.labels.tolist(), one.classes) for one in (images, others)]
-    return np.array_equal(*pixels) and told[0] == told[1]
+def same(images, expected):
+    pixels = [each.pixels[np.arange(len(each))] for each in (images, expected)]
+    labels = [(each.labels.tolist(), each.classes) for each in (images, expected)]
+    return np.array_equal(*pixels) and labels[0] == labels[1]
 
 
 def is_kept(kept, split):
-    """Whether the split is found without decoding it."""
+    """Return whether the split is found without decoding it."""
     decoded = []
     with pytest.MonkeyPatch.context() as patch:
         load = Split.load
-        patch.setattr(Split, "load", lambda self, **how: decoded.append(self) or load(self, **how))
+        patch.setattr(Split, "load", lambda self, **kw: decoded.append(self) or load(self, **kw))
         mapped_images(kept, split)
     return not decoded
 
 
 def test_what_is_found_is_what_was_decoded_to_the_bit(pets, kept):
-    held, first = pets.load(), mapped_images(kept, pets)
+    decoded, first = pets.load(), mapped_images(kept, pets)
     assert is_kept(kept, pets)
     again = mapped_images(kept, pets)
-    assert same(first, held) and same(again, held) and again.labels.dtype == np.int64
+    assert same(first, decoded) and same(again, decoded) and again.labels.dtype == np.int64
     assert again.preprocess is PLAIN and type(again.pixels) is np.ndarray
     assert not again.pixels.flags.writeable
 
@@ -81,8 +81,8 @@ def test_another_question_has_an_answer_of_its_own(pets, kept, change):
     parquet(pets.source, "train", (1, 0), PETS)
     mapped_images(kept, pets)
     other = replace(pets, **change)
-    for one in (other, pets):
-        assert same(mapped_images(kept, one), one.load())
+    for split in (other, pets):
+        assert same(mapped_images(kept, split), split.load())
     assert len(entries(kept)) == 2
 
 
@@ -103,9 +103,9 @@ def test_other_code_and_another_pil_find_nothing(pets, kept, monkeypatch):
 def test_a_spoilt_file_is_made_again(pets, kept, spoil, kind):
     mapped_images(kept, pets)
     (file,) = kept.glob(f"*{kind}")
-    whole = file.read_bytes()
-    file.write_bytes(spoil(whole))
-    assert same(mapped_images(kept, pets), pets.load()) and file.read_bytes() == whole
+    content = file.read_bytes()
+    file.write_bytes(spoil(content))
+    assert same(mapped_images(kept, pets), pets.load()) and file.read_bytes() == content
 
 
 def test_a_large_split_that_is_not_read_whole_is_decoded_when_asked_for(pets, kept, monkeypatch):
@@ -127,8 +127,8 @@ def total(folder: Path, split: Split) -> int:
 
 
 def test_two_processes_at_once_read_the_same(pets, kept):
-    found = dict(fan_out("decode", total, {str(n): (kept, pets) for n in range(6)}, 2))
-    assert set(found.values()) == {int(pets.load().pixels.sum(dtype=np.int64))}
+    totals = dict(fan_out("decode", total, {str(n): (kept, pets) for n in range(6)}, 2))
+    assert set(totals.values()) == {int(pets.load().pixels.sum(dtype=np.int64))}
     assert len(entries(kept)) == 1
 
 
@@ -136,9 +136,9 @@ def test_two_processes_at_once_read_the_same(pets, kept):
 def test_the_processor_of_a_suite_reaches_its_pictures(tmp_path, processor):
     pytest.importorskip("torchvision")
     checkpoints.processor().save_pretrained(tmp_path)
-    words = {"location": "pets", "kind": "folder", "paper_name": "Pets", "description": ""}
-    named = {"classes": ("a", "b"), "templates": ("{}",), "splits": {"test": "test"}}
-    source = DataSource(**words, **named, processor=processor)
+    fields = {"location": "pets", "kind": "folder", "paper_name": "Pets", "description": ""}
+    content = {"classes": ("a", "b"), "templates": ("{}",), "splits": {"test": "test"}}
+    source = DataSource(**fields, **content, processor=processor)
     (tmp_path / "data").mkdir()
     parquet(tmp_path / "data/pets", feature=PETS)
     write_sources(tmp_path / "data", {"pets": source})

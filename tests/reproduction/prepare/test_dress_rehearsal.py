@@ -46,7 +46,7 @@ def short_project(folder: Path) -> Path:
         if isinstance(entries, dict) and section not in MAIN:
             params[section] = {key: entries[key] for key in EXPERIMENTS.get(section, ())}
     params["merge"]["clip_b32-8"] = {MERGER: params["merge"]["clip_b32-8"][MERGER]}
-    params["mergers"] = sorted({name for own in params["merge"].values() for name in own})
+    params["mergers"] = sorted({name for mergers in params["merge"].values() for name in mergers})
     params["calibrate"]["clip_b32-8"]["from"] = {MERGER: {}}
     for key in LANGUAGE:
         params["adapt"][key] = {**params["adapt"][key], "paper": None}
@@ -69,14 +69,14 @@ class Rehearsal:
     project: Path
     client: Client
 
-    def done(self, *words: str) -> None:
-        code, complaint = self.client.ask("featcal", "stage", *words)
+    def done(self, *arguments: str) -> None:
+        code, complaint = self.client.ask("featcal", "stage", *arguments)
         assert code == 0, complaint
 
-    def refused(self, *words: str) -> str:
+    def refused(self, *arguments: str) -> str:
         """Return the one message of a stage that must stop and leave outputs and results alone."""
         before = self.files()
-        code, complaint = self.client.ask("featcal", "stage", *words)
+        code, complaint = self.client.ask("featcal", "stage", *arguments)
         assert code == cli.MISTAKE and complaint.count("featcal:") == 1, complaint
         assert "Traceback" not in complaint and self.files() == before
         return complaint
@@ -109,12 +109,12 @@ def test_images_go_on_after_a_broken_download_and_all_models_are_scored(rehearsa
     rehearsal.done("prepare_data")
     hub.cuts["model.safetensors"] = 1000
     complaint = rehearsal.refused("prepare", key)
-    for said in (f"{BASE}@", "downloading it failed", "run again"):
-        assert said in complaint
+    for part in (f"{BASE}@", "downloading it failed", "run again"):
+        assert part in complaint
     del hub.cuts["model.safetensors"]
     for verb in ("prepare", "merge", "multitask", "calibrate", "evaluate"):
         rehearsal.done(verb, key)
-    assert any(f"{BASE}/resolve" in one and one.endswith("bytes=1000-") for one in hub.seen)
+    assert any(f"{BASE}/resolve" in r and r.endswith("bytes=1000-") for r in hub.seen)
     name = f"tanganke/{BASE.partition('/')[2]}_dtd"
     served = load_vision(expert_folder(project / "served", name, clip_model(BASE)))
     prepared = project / f"outputs/paper/prepared/{key}/experts/dtd"
@@ -139,9 +139,9 @@ def test_language_models_with_adapters_in_shards_and_behind_terms_are_scored(reh
         rows = rehearsal.scores(key)
         assert {row["method"] for row in rows} == {"base", "expert", "merged", "featcal", "anchor"}
     assert {row["task"] for row in rows} == set(SCORED)
-    assert not any(".bin" in one or ".pth" in one for one in rehearsal.hub.seen)
-    there = (rehearsal.project.parent / "nltk_data").rglob("*")
-    assert {file.name for file in there if file.is_file()} == set(ENGLISH)  # nothing was fetched
+    assert not any(".bin" in request or ".pth" in request for request in rehearsal.hub.seen)
+    files = (rehearsal.project.parent / "nltk_data").rglob("*")
+    assert {file.name for file in files if file.is_file()} == set(ENGLISH)  # nothing was fetched
     base = rehearsal.project / "outputs/paper/prepared/flan_t5_large-glue/base"
     head = load_model(base).lm_head.weight
     assert torch.equal(head, t5_head("flan-t5-large", head))

@@ -36,8 +36,8 @@ class Images:
     """An image set whose pixels are normalised already, and which notes what is read."""
 
     def __init__(self, seed=1, pixels=None):
-        drawn = torch.randn(24, 3, 16, 16, generator=tiny.seeded(seed))
-        self.pixels = (drawn if pixels is None else pixels).numpy()
+        values = torch.randn(24, 3, 16, 16, generator=tiny.seeded(seed))
+        self.pixels = (values if pixels is None else pixels).numpy()
         self.labels = np.arange(24) % 3
         self.seen = []
 
@@ -61,27 +61,27 @@ def scores(model, pixels, head="head/a"):
 def test_an_expert_of_images_is_that_of_a_plain_loop():
     images, model = Images(), base()
     expected = copy.deepcopy(model).train()
-    named = dict(expected.named_parameters())
-    learning = [p for name, p in named.items() if not name.startswith(SHORT.frozen)]
+    parameters = dict(expected.named_parameters())
+    learning = [p for name, p in parameters.items() if not name.startswith(SHORT.frozen)]
     optimiser = torch.optim.SGD(learning, lr=1.0, momentum=0.9, nesterov=True)
     for step in range(SHORT.steps):
         epoch, turn = divmod(step, 3)
         order = np.random.default_rng([7, crc32(b"a"), epoch]).permutation(24)
-        chosen = order[8 * turn : 8 * turn + 8]
+        indices = order[8 * turn : 8 * turn + 8]
         optimiser.param_groups[0]["lr"] = (
             0.03 * min(1, (step + 1) / 3) * (1 + math.cos(math.pi * step / 12)) / 2
         )
         expected.zero_grad()
-        labels = torch.from_numpy(images.labels[chosen])
+        labels = torch.from_numpy(images.labels[indices])
         F.cross_entropy(
-            scores(expected, torch.from_numpy(images.pixels[chosen])), labels
+            scores(expected, torch.from_numpy(images.pixels[indices])), labels
         ).backward()
         torch.nn.utils.clip_grad_norm_(learning, 1.0)
         optimiser.step()
-    found = fine_tune(model, HEADS, {"a": images}, SHORT, 7)
-    for (name, ours), theirs in zip(found.named_parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, msg=name, rtol=1e-5, atol=1e-6)
-    assert not found.training and all(p.requires_grad for p in found.parameters())
+    actual = fine_tune(model, HEADS, {"a": images}, SHORT, 7)
+    for (name, weight), want in zip(actual.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(weight, want, msg=name, rtol=1e-5, atol=1e-6)
+    assert not actual.training and all(p.requires_grad for p in actual.parameters())
 
 
 def test_it_repeats_itself_leaves_base_and_frozen_parts_alone_and_depends_on_the_seed():
@@ -102,15 +102,15 @@ def test_a_loss_that_is_not_finite_names_task_and_step():
 
 def test_a_model_for_all_tasks_sees_them_in_turn_in_an_order_no_expert_has():
     sets = {"a": Images(1), "b": Images(5)}
-    both = fine_tune(base(), HEADS, sets, SHORT.but(steps=5), 0, shared=True)
-    assert [len(one.seen) for one in sets.values()] == [3, 2]
-    for name, one in sets.items():
-        for turn, seen in enumerate(one.seen):
-            chosen = batch_indices(f"multitask {name}", 24, 8, turn, 0)
-            assert torch.equal(seen, torch.from_numpy(one.pixels[chosen]))
+    shared = fine_tune(base(), HEADS, sets, SHORT.but(steps=5), 0, shared=True)
+    assert [len(images.seen) for images in sets.values()] == [3, 2]
+    for name, images in sets.items():
+        for turn, batch in enumerate(images.seen):
+            indices = batch_indices(f"multitask {name}", 24, 8, turn, 0)
+            assert torch.equal(batch, torch.from_numpy(images.pixels[indices]))
             expert = batch_indices(name, 24, 8, turn, 0)
-            assert not torch.equal(seen, torch.from_numpy(one.pixels[expert]))
-    assert same_bits(both, fine_tune(base(), HEADS, sets, SHORT.but(steps=5), 0, shared=True))
+            assert not torch.equal(batch, torch.from_numpy(images.pixels[expert]))
+    assert same_bits(shared, fine_tune(base(), HEADS, sets, SHORT.but(steps=5), 0, shared=True))
 
 
 def test_batches_show_every_sample_once_per_epoch():
@@ -134,13 +134,13 @@ def test_the_rate_rises_to_its_peak_and_falls_to_nothing():
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     """Base and heads of one task of sentences, and its expert."""
-    place = tmp_path_factory.mktemp("store")
-    texts = task(place / "texts" / "colours").parent
-    folder = encoder(place / "encoder")
-    prepare.write_encoder_and_heads(folder, texts, ("colours",), QUICK.temperature, place)
+    root = tmp_path_factory.mktemp("store")
+    texts = task(root / "texts" / "colours").parent
+    folder = encoder(root / "encoder")
+    prepare.write_encoder_and_heads(folder, texts, ("colours",), QUICK.temperature, root)
     job = ExpertJob("colours", FINE_TUNE, QUICK, 0, "cpu")
-    write_expert(job, texts, place, place / "pins.json", place / "experts")
-    return place
+    write_expert(job, texts, root, root / "pins.json", root / "experts")
+    return root
 
 
 def test_an_expert_of_sentences_learns(store):
@@ -150,21 +150,21 @@ def test_an_expert_of_sentences_learns(store):
     assert float(tensors["logit_scale"]) == pytest.approx(np.log(20))
     sets = {"colours": load_sentences(store / "texts/colours", "test", store / "base")}
     models = {"base": before, "expert": expert}
-    judged = evaluate_pool(models, sets, {"colours": tensors["head/colours"]}, None)
-    assert percent(judged["expert"]["colours"]) > 90 > percent(judged["base"]["colours"])
+    right = evaluate_pool(models, sets, {"colours": tensors["head/colours"]}, None)
+    assert percent(right["expert"]["colours"]) > 90 > percent(right["base"]["colours"])
     for (name, old), new in zip(before.named_parameters(), expert.parameters(), strict=True):
         # no gradient reaches the pooling layer of the class token
         assert torch.equal(old, new) == name.startswith(("embeddings", "pooler")), name
 
 
 def test_a_model_for_all_tasks_is_trained_from_the_base_or_fetched(store, tmp_path, monkeypatch):
-    asked, arguments = [], (store / "texts", store, tmp_path / "pins.json")
+    names, arguments = [], (store / "texts", store, tmp_path / "pins.json")
     job = ExpertJob("all", "fine_tune", QUICK.but(steps=2), 0, "cpu", tasks=("colours",))
     write_expert(job, *arguments, tmp_path / "trained")
     assert not same_bits(load_model(tmp_path / "trained"), load_model(store / "base"))
     fetched = "reproduction.prepare.hub.fetch"
-    monkeypatch.setattr(fetched, lambda name, pins: asked.append(name) or store / "experts")
+    monkeypatch.setattr(fetched, lambda name, pins: names.append(name) or store / "experts")
     job = ExpertJob("all", "someone/model", QUICK, 0, "cpu", tasks=("colours",))
     write_expert(job, *arguments, tmp_path / "fetched")
-    assert asked == ["someone/model"]
+    assert names == ["someone/model"]
     assert same_bits(load_model(tmp_path / "fetched"), load_model(store / "experts"))

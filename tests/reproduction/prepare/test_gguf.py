@@ -25,19 +25,19 @@ def plain_logits(tensors, ids):
     x = tensors["token_embd"][ids]
     past = np.tril(np.ones((len(ids), len(ids)), bool))
     for block in range(1 + max(int(n.split(".")[1]) for n in tensors if n.startswith("blk"))):
-        own = {n.split(".")[2]: t for n, t in tensors.items() if n.startswith(f"blk.{block}.")}
-        y = normed(x, own["attn_norm"])
-        q, k = (turned((y @ own[f"attn_{n}"].T).reshape(len(ids), c, -1)) for n, c in (("q", HEADS), ("k", GROUPS)))  # fmt: skip
-        v, mixed = (y @ own["attn_v"].T).reshape(len(ids), GROUPS, -1), []
+        layer = {n.split(".")[2]: t for n, t in tensors.items() if n.startswith(f"blk.{block}.")}
+        y = normed(x, layer["attn_norm"])
+        q, k = (turned((y @ layer[f"attn_{n}"].T).reshape(len(ids), c, -1)) for n, c in (("q", HEADS), ("k", GROUPS)))  # fmt: skip
+        v, mixed = (y @ layer["attn_v"].T).reshape(len(ids), GROUPS, -1), []
         for head in range(HEADS):
             group = head // (HEADS // GROUPS)
             scores = q[:, head] @ k[:, group].T / np.sqrt(q.shape[-1])
             weights = np.where(past, np.exp(scores - scores.max(-1, keepdims=True)), 0)
             mixed.append(weights / weights.sum(-1, keepdims=True) @ v[:, group])
-        x = x + np.concatenate(mixed, -1) @ own["attn_output"].T
-        y = normed(x, own["ffn_norm"])
-        gate = y @ own["ffn_gate"].T
-        x = x + (gate / (1 + np.exp(-gate)) * (y @ own["ffn_up"].T)) @ own["ffn_down"].T
+        x = x + np.concatenate(mixed, -1) @ layer["attn_output"].T
+        y = normed(x, layer["ffn_norm"])
+        gate = y @ layer["ffn_gate"].T
+        x = x + (gate / (1 + np.exp(-gate)) * (y @ layer["ffn_up"].T)) @ layer["ffn_down"].T
     return normed(x, tensors["output_norm"]) @ tensors["token_embd"].T
 
 
@@ -46,8 +46,8 @@ def test_logits_are_those_of_a_plain_forward(tmp_path):
     ids = tokenizer(PROMPT)["input_ids"]
     expected = plain_logits(write_gguf()[1], ids)
     with torch.no_grad():
-        found = model(torch.tensor([ids])).logits[0].numpy()
-    assert np.abs(found - expected).max() < 1e-3 and np.ptp(expected, axis=-1).min() > 1
+        logits = model(torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(logits - expected).max() < 1e-3 and np.ptp(expected, axis=-1).min() > 1
 
 
 def test_the_tokenizer_keeps_digits_apart_and_a_text_as_it_is(tmp_path):

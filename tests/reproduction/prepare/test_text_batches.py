@@ -51,16 +51,16 @@ def read(base, texts, reading, size, tasks=("a", "bb")):
 def calibrated(base, batches, reading):
     model = load_model(base).double()
     experts = {task: shifted(model, 10 + seed) for seed, task in enumerate(batches)}
-    given = {"base": model, "experts": experts, "plan": plan_of_reading(base, reading)}
+    models = {"base": model, "experts": experts, "plan": plan_of_reading(base, reading)}
     merged, settings = averaged(list(experts.values())), PAPER.but(norm=False)
-    return calibrate(merged, batches=batches, settings=settings, **given)
+    return calibrate(merged, batches=batches, settings=settings, **models)
 
 
-def padded(batch, more):
+def padded(batch, extra):
     """Every tensor of a batch made longer on the right by tokens that do not count."""
     fill = {"labels": -100}
     pad = torch.nn.functional.pad
-    return {k: pad(v, (0, more), value=fill.get(k, 0)) for k, v in batch.items()}
+    return {k: pad(v, (0, extra), value=fill.get(k, 0)) for k, v in batch.items()}
 
 
 @pytest.mark.parametrize(("kind", "reading"), READINGS)
@@ -75,11 +75,11 @@ def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(
     expected = calibrated(base, together, reading)
     wider = {task: [padded(batch, 5) for batch in batches] for task, batches in together.items()}
     for other in (alone, wider):
-        found = calibrated(base, other, reading)
-        assert difference(found.model, expected.model) < 1e-9
-        for one, block in zip(found.blocks, expected.blocks, strict=True):
-            assert one.tokens == block.tokens
-            assert one.relative_drift == pytest.approx(block.relative_drift, rel=1e-4)
+        actual = calibrated(base, other, reading)
+        assert difference(actual.model, expected.model) < 1e-9
+        for report, block in zip(actual.blocks, expected.blocks, strict=True):
+            assert report.tokens == block.tokens
+            assert report.relative_drift == pytest.approx(block.relative_drift, rel=1e-4)
 
 
 def test_what_is_read_is_what_counts(tmp_path, texts):
@@ -97,8 +97,8 @@ def test_what_is_read_is_what_counts(tmp_path, texts):
         (llama, Reading(tokens=4)): [4 * 8],
     }
     for (base, reading), tokens in expected.items():
-        found = calibrated(base, read(base, texts, reading, 8, ("a",)), reading).blocks
-        assert [block.tokens for block in found if block.name.endswith(".00")] == tokens, reading
+        blocks = calibrated(base, read(base, texts, reading, 8, ("a",)), reading).blocks
+        assert [block.tokens for block in blocks if block.name.endswith(".00")] == tokens, reading
 
 
 def test_the_draw_is_of_the_seed_and_takes_what_there_is(tmp_path, texts):
@@ -108,7 +108,7 @@ def test_the_draw_is_of_the_seed_and_takes_what_there_is(tmp_path, texts):
         for n, seed in ((4, 1), (4, 1), (4, 2), (99, 1))
     ]
     assert torch.equal(ids[0], ids[1]) and not torch.equal(ids[0], ids[2])
-    assert [len(one) for one in ids] == [4, 4, 4, 8]
+    assert [len(batch) for batch in ids] == [4, 4, 4, 8]
 
 
 ROWS = dict(
@@ -122,16 +122,16 @@ def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path):
     for task, answer in {"sst2": "positive", "math": "2", "gsm8k": "1+1=2"}.items():
         (tmp_path / task).mkdir()
         Dataset.from_dict(ROWS[task]).to_parquet(str(tmp_path / task / "test.parquet"))
-        named = {"location": task, "kind": "folder", "paper_name": task, "description": "A task."}
-        source = TextSource(**named, splits={"test": "test"})
+        fields = {"location": task, "kind": "folder", "paper_name": task, "description": "A task."}
+        source = TextSource(**fields, splits={"test": "test"})
         write_text_sources(tmp_path, {task: source})
-        found = described_task(tmp_path, task, source)
-        assert found["rows"] == {"test": 1} and found["description"] == "A task."
-        assert found["example"]["answer"] == answer and found["example"]["prompt"]
+        described = described_task(tmp_path, task, source)
+        assert described["rows"] == {"test": 1} and described["description"] == "A task."
+        assert described["example"]["answer"] == answer and described["example"]["prompt"]
 
 
 def test_of_texts_on_the_hub_nothing_is_fetched(tmp_path):
-    named = {"location": "nyu-mll/glue", "kind": "hub", "paper_name": "CoLA", "config": "cola"}
-    source = TextSource(**named, splits={"train": "train"}, revision="abc")
-    found = described_task(tmp_path, "cola", source)
-    assert "rows" not in found and found["location"] == "nyu-mll/glue"
+    fields = {"location": "nyu-mll/glue", "kind": "hub", "paper_name": "CoLA", "config": "cola"}
+    source = TextSource(**fields, splits={"train": "train"}, revision="abc")
+    described = described_task(tmp_path, "cola", source)
+    assert "rows" not in described and described["location"] == "nyu-mll/glue"

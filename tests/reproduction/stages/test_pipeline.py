@@ -38,10 +38,10 @@ WRITES_SCORES = (*studies(), *"evaluate measure study gather headline claims art
 def imported(file: str) -> frozenset[str]:
     """Return the files of this project that a file imports."""
     homes = {modules().get(home(name)) for _, name in imports(ROOT / file)} - {None}
-    found = {path for path in homes if parsed(path).body[1:]}  # more than a docstring
+    paths = {path for path in homes if parsed(path).body[1:]}  # more than a docstring
     if file == "featcal/merging/registry.py":  # loads methods by name
-        found |= set((ROOT / "featcal/merging/methods").glob("*.py"))
-    return frozenset(str(path.relative_to(ROOT)) for path in found)
+        paths |= set((ROOT / "featcal/merging/methods").glob("*.py"))
+    return frozenset(str(path.relative_to(ROOT)) for path in paths)
 
 
 def closure(file: str, stop: frozenset[str] = frozenset()) -> set[str]:
@@ -67,14 +67,14 @@ def dependencies(stage: str) -> list[str]:
 def programs(stage: str) -> set[str]:
     """Return the files that a stage runs: of all studies for the stage that several share."""
     verb = DEFINED[stage]["cmd"].split()[2]
-    verbs = [one for one in studies() if one not in STAGES] if verb.startswith("$") else [verb]
-    modules = {command.STAGES.get(one, f"studies.{one}").partition(":")[0] for one in verbs}
+    verbs = [name for name in studies() if name not in STAGES] if verb.startswith("$") else [verb]
+    modules = {command.STAGES.get(name, f"studies.{name}").partition(":")[0] for name in verbs}
     return {f"reproduction/{module.replace('.', '/')}.py" for module in modules}
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
-    needed = set().union(*(closure(one, frozenset(EXEMPT)) for one in programs(stage))) - EXEMPT
+    needed = set().union(*(closure(file, frozenset(EXEMPT)) for file in programs(stage))) - EXEMPT
     needed |= {"reproduction/results.py"} if stage in WRITES_SCORES else set()
     deps = dependencies(stage)
     missing = {f for f in needed if not any(f == dep or f.startswith(f"{dep}/") for dep in deps)}
@@ -110,8 +110,8 @@ def test_every_study_is_gathered():
             outs = graph.nodes[cmds[f"featcal stage {study} {key}"]]["outs"]
             assert graph.nodes[gather]["deps"] & outs == {f"outputs/mini/{study}/{key}"}
             # `dvc repro` knows the results on request alone
-            shown = gather.replace("request@", "requested@")
-            assert f"results/mini/{study}/{key}" in graph.nodes[shown]["outs"]
+            requested = gather.replace("request@", "requested@")
+            assert f"results/mini/{study}/{key}" in graph.nodes[requested]["outs"]
 
 
 def test_a_larger_pool_is_merged_from_every_folder_with_its_experts():
@@ -126,9 +126,9 @@ def test_every_page_shows_files_that_the_pipeline_writes():
     """And every notebook is a page with a stage, by its own name where it shows results."""
     written = set().union(*(outs for _, outs in resolved().nodes.data("outs")))
     pages = yaml.safe_load(pipeline.PAGES.read_text())["pages"]
-    shown = {file for files in pages.values() for file in files.values()} - {"."}
+    files = {name for page_files in pages.values() for name in page_files.values()} - {"."}
     kinds = {str(Path(path).parent) for path in written}
-    assert not {f"results/mini/{file}" for file in shown} - written - kinds
+    assert not {f"results/mini/{name}" for name in files} - written - kinds
     assert {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")} == {*pages, "method"}
 
 
@@ -142,12 +142,12 @@ def test_claims_and_the_page_for_reviewers_are_made_anew_after_every_run():
 
 @pytest.mark.parametrize("file", pipeline.files(), ids=lambda f: str(f.parent.relative_to(ROOT)))
 def test_the_stages_in_a_lock_are_those_of_its_part_of_the_pipeline(file):
-    lock, own = file.with_name("dvc.lock"), str(file.relative_to(ROOT))
-    known = set(yaml.safe_load(lock.read_text())["stages"]) if lock.is_file() else set()
-    stages = {name for name, at in resolved().nodes.data("file") if at == own}
+    lock, path = file.with_name("dvc.lock"), str(file.relative_to(ROOT))
+    in_lock = set(yaml.safe_load(lock.read_text())["stages"]) if lock.is_file() else set()
+    stages = {name for name, at in resolved().nodes.data("file") if at == path}
     assert stages
-    assert known - stages == set(), f"{lock} has stages that no longer exist; delete them there"
-    assert stages - known == set(), f"{file}: stages that were never run; run `dvc repro`"
+    assert in_lock - stages == set(), f"{lock} has stages that no longer exist; delete them there"
+    assert stages - in_lock == set(), f"{file}: stages that were never run; run `dvc repro`"
 
 
 @cache
@@ -160,8 +160,8 @@ def locked(kind: str) -> dict[str, str]:
 
 
 def test_results_in_git_are_what_the_pipeline_wrote():
-    kept = ("results/", "book/pages/")
-    written = {path: md5 for path, md5 in locked("outs").items() if path.startswith(kept)}
+    folders = ("results/", "book/pages/")
+    written = {path: md5 for path, md5 in locked("outs").items() if path.startswith(folders)}
     assert any(path.startswith("results/mini/") for path in written)
     wrong = [path for path, digest in written.items() if digest_of(ROOT / path) != digest]
     assert not wrong, f"these files are not what the pipeline wrote: {wrong}"
@@ -174,26 +174,26 @@ def test_results_in_git_are_the_files_that_were_gathered():
         if stage.startswith(("gather@", "request@")):
             read |= {dep for dep in graph.nodes[stage]["deps"] if dep.startswith("outputs/")}
     assert len(read) > len(studies())
-    shown = {path: ROOT / path.replace("outputs", "results", 1) for path in read}
-    wrong = [p for p, copy in shown.items() if digest_of(copy, RECORD) != locked("deps")[p]]
+    copies = {path: ROOT / path.replace("outputs", "results", 1) for path in read}
+    wrong = [p for p, copy in copies.items() if digest_of(copy, RECORD) != locked("deps")[p]]
     assert not wrong, f"results/ has other files than the stages found in {wrong}"
 
 
-def digest_of(path: Path, apart: str = "") -> str:
+def digest_of(path: Path, left_out: str = "") -> str:
     """Return the hash that DVC gives a file or folder. apart: name of a file to leave out."""
     if path.is_file():
         return md5(path.read_bytes()).hexdigest()
-    files = [file for file in path.rglob("*") if file.is_file() and file.name != apart]
-    named = sorted((str(file.relative_to(path)), file) for file in files)
-    listed = [{"md5": digest_of(file), "relpath": name} for name, file in named]
+    files = [file for file in path.rglob("*") if file.is_file() and file.name != left_out]
+    by_name = sorted((str(file.relative_to(path)), file) for file in files)
+    listed = [{"md5": digest_of(file), "relpath": name} for name, file in by_name]
     return md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
 
 
 def test_every_result_and_page_in_git_is_an_output_of_the_pipeline():
     present = [*ROOT.glob("results/mini/**/*.*"), *ROOT.glob("book/pages/*.ipynb")]
     names = [file.relative_to(ROOT) for file in present]
-    known = locked("outs")
-    assert not [n for n in names if str(n) not in known and str(n.parent) not in known]
+    outs = locked("outs")
+    assert not [n for n in names if str(n) not in outs and str(n.parent) not in outs]
 
 
 # Cheap stages with outputs in git, which DVC does not cache: they run again after a switch.
@@ -213,16 +213,16 @@ def test_what_takes_time_writes_cached_outputs_and_depends_on_nothing_that_a_swi
     deps = set(stage["deps"])
     for dep in [dep for dep in deps if dep.startswith("${item.")]:
         name = dep.removeprefix("${item.").rstrip("}")
-        deps = deps - {dep} | {own[name] for own in items.values()}
+        deps = deps - {dep} | {item[name] for item in items.values()}
     deps = [dep for dep in deps if not dep.startswith(code)]
     assert all(dep.startswith("outputs/${suite}/") for dep in deps), deps
     assert not any(dep.startswith(RUNS) for dep in deps), "a record of seconds would differ"
     for entry in stage.get("params", ()):
         if isinstance(entry, dict):  # `from`, all mergers and the main settings are for every suite
             assert set(entry) <= {"suites/${suite}.yaml", *MORE}
-            words = [word for file in MORE for word in entry.get(file, ())]
+            keys = [key for file in MORE for key in entry.get(file, ())]
             shared = (".from", "merge.${key}")
-            assert all(".${suite}" in word or word.endswith(shared) for word in words), words
+            assert all(".${suite}" in key or key.endswith(shared) for key in keys), keys
         else:
             assert entry.partition(".")[0] in MAIN
 
@@ -235,10 +235,10 @@ def test_dvc_finds_every_setting_that_a_stage_names_whatever_the_suite(suite, tm
     params = laid_out(tmp_path) / "params.yaml"
     params.write_text(re.sub("^suite: mini", f"suite: {suite}", params.read_text(), flags=re.M))
     missing = []
-    with settings_of_stages(tmp_path) as found:
-        for _, dep in found:
+    with settings_of_stages(tmp_path) as dependencies:
+        for _, dep in dependencies:
             try:
                 dep.get_hash()
             except MissingParamsError as error:
                 missing.append(str(error))
-    assert found and not missing
+    assert dependencies and not missing

@@ -24,7 +24,7 @@ def project(tmp_path_factory):
 @pytest.fixture
 def jobs(project, monkeypatch):
     """Return a function that runs the stage up to expert `stop` and returns the experts begun."""
-    whole = prepare.write_expert
+    write_expert = prepare.write_expert
 
     def run(key=KEY, stop=None, train=True):
         begun = []
@@ -34,7 +34,7 @@ def jobs(project, monkeypatch):
             if len(begun) == stop:
                 raise KeyboardInterrupt
             if train:
-                whole(job, *rest)
+                write_expert(job, *rest)
 
         monkeypatch.setattr(prepare, "write_expert", noted)
         with working_in(project):
@@ -69,28 +69,28 @@ def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project,
     suite, pool = project / "suites/smoke.yaml", "14: [mnist, svhn, dtd, eurosat]"
     nested = suite.read_text()
     expected = {"mnist, svhn, dtd, eurosat": ["eurosat"]}
-    for tasks, wanted in (expected | {"eurosat, mnist, gtsrb": ["eurosat", "gtsrb"]}).items():
+    for tasks, trained in (expected | {"eurosat, mnist, gtsrb": ["eurosat", "gtsrb"]}).items():
         larger = f"14: [{tasks}]\n  20: [mnist, svhn, dtd, eurosat, gtsrb]"
         suite.write_text(nested.replace(pool, larger))
-        assert [job.task for job in jobs("clip_b32-14", train=False)] == wanted
+        assert [job.task for job in jobs("clip_b32-14", train=False)] == trained
     suite.write_text(nested)
 
 
-def write_nothing(*given):
+def write_nothing(*arguments):
     """Write an empty base and empty heads."""
-    (given[-1] / "base").mkdir(parents=True)
-    (given[-1] / "heads.safetensors").touch()
+    (arguments[-1] / "base").mkdir(parents=True)
+    (arguments[-1] / "heads.safetensors").touch()
 
 
 def test_other_settings_and_pins_take_over_no_expert_of_an_interrupted_run(project, jobs):
-    made, suite = jobs(stop=1), project / "suites/smoke.yaml"
-    whole, pins = suite.read_text(), suite.with_name("smoke.pins.json")
-    suite.write_text(whole.replace("steps: 6", "steps: 7"))
-    assert [job.recipe.steps for job in made + jobs(stop=1)] == [6, 7]
+    begun, suite = jobs(stop=1), project / "suites/smoke.yaml"
+    text, pins = suite.read_text(), suite.with_name("smoke.pins.json")
+    suite.write_text(text.replace("steps: 6", "steps: 7"))
+    assert [job.recipe.steps for job in begun + jobs(stop=1)] == [6, 7]
     assert len(list((project / ".featcal/smoke").iterdir())) == 2
-    suite.write_text(whole.replace("models/clip_b32}", "models/clip_b32, experts: 'of/{task}'}"))
+    suite.write_text(text.replace("models/clip_b32}", "models/clip_b32, experts: 'of/{task}'}"))
     for commit in "aab":
-        known = {f"of/{task}": commit * 40 for task in ("mnist", "svhn", "dtd")}
-        pins.write_text(json.dumps({"models": known}))
+        commits = {f"of/{task}": commit * 40 for task in ("mnist", "svhn", "dtd")}
+        pins.write_text(json.dumps({"models": commits}))
         jobs(stop=1)
     assert len(list((project / ".featcal/smoke").iterdir())) == 4

@@ -24,8 +24,8 @@ SUITE = SETTINGS["suite"]
 
 def counts(value: Any, path: Path = ()) -> Iterator[Path]:
     """Yield the paths of numbers of samples and of seeds below a value."""
-    named = value.items() if isinstance(value, dict) else ()
-    for name, inner in enumerate(value) if isinstance(value, list) else named:
+    entries = value.items() if isinstance(value, dict) else ()
+    for name, inner in enumerate(value) if isinstance(value, list) else entries:
         if name in COUNTS and not isinstance(inner, dict):
             yield (*path, name)
         else:
@@ -44,20 +44,20 @@ def at(path: Path, value: Any) -> Any:
 
 def experiments() -> dict[tuple[str, str], list[Path]]:
     """Return the paths of such numbers in every experiment of this suite, by group and key."""
-    found: dict[tuple[str, str], list[Path]] = {}
+    paths_of: dict[tuple[str, str], list[Path]] = {}
     for group, keys in SETTINGS.items():
         for key, entry in keys.items() if isinstance(keys, dict) and group != METHODS else ():
             paths = [p for p in counts(entry, (group, key)) if SUITE in p or FROM in p]
             # the seed of `measure` must be one that is calibrated with
             if paths and (group != "measure" or next_seed_is_calibrated(key)):
-                found[group, key] = paths
-    return found
+                paths_of[group, key] = paths
+    return paths_of
 
 
 def next_seed_is_calibrated(key: str) -> bool:
     """Return whether models are calibrated with the next seed too, at both settings."""
-    given = SETTINGS["calibrate"][key][FROM]["task_arithmetic"]
-    return all(len(given.get(setting, {}).get("seeds", ())) > 1 for setting in ("suite", "paper"))
+    entry = SETTINGS["calibrate"][key][FROM]["task_arithmetic"]
+    return all(len(entry.get(setting, {}).get("seeds", ())) > 1 for setting in ("suite", "paper"))
 
 
 EXPERIMENTS = experiments()
@@ -90,10 +90,10 @@ def read(settings: dict[str, Any]) -> Experiments:
         return schema.load_experiments(pipeline.ROOT / "params.yaml")
 
 
-def by_section(found: Experiments) -> dict[tuple[str, str], Any]:
+def by_section(loaded: Experiments) -> dict[tuple[str, str], Any]:
     """Return every run by section and key."""
     names = ("merge", "calibrate", "adapt", "multitask", "measure")
-    sections = {name: getattr(found, name) for name in names} | dict(found.studies)
+    sections = {name: getattr(loaded, name) for name in names} | dict(loaded.studies)
     return {(name, key): run for name, runs in sections.items() for key, run in runs.items()}
 
 
@@ -108,8 +108,8 @@ def needed(settings: dict[str, Any]) -> set[str]:
     before, stages = runs_of(), set()
     for (section, key), run in by_section(read(settings)).items():
         if run != before.get((section, key)):
-            one = run or before[section, key]
-            keys = {key, *((one.key, one.merged) if hasattr(one, "upstream") else ())}
+            changed = run or before[section, key]
+            keys = {key, *((changed.key, changed.merged) if hasattr(changed, "upstream") else ())}
             commands = {f"featcal stage {section} {name}" for name in keys}
             stages |= {s for s, cmd in resolved().nodes.data("cmd") if cmd in commands}
     return stages
@@ -141,14 +141,14 @@ def made_by(stage: str) -> str:
 def test_samples_and_seeds_make_stale_what_they_change_and_no_other_experiment(group, key):
     for path in EXPERIMENTS[group, key]:
         settings = altered(path)
-        own = touched(settings)
-        unseen = needed(settings) - own
-        assert own and not unseen, f"{path} changes {sorted(unseen)}, which DVC does not see"
+        seen = touched(settings)
+        unseen = needed(settings) - seen
+        assert seen and not unseen, f"{path} changes {sorted(unseen)}, which DVC does not see"
         # a group of `calibrate` or `adapt` is used by a study as well
-        one = FROM in path or group not in ("calibrate", "adapt")
-        assert not one or sum(made_by(stage) == group for stage in own) == 1, (path, sorted(own))
-        for stage in own:
+        sole = FROM in path or group not in ("calibrate", "adapt")
+        assert not sole or sum(made_by(stage) == group for stage in seen) == 1, (path, sorted(seen))
+        for stage in seen:
             assert made_by(stage) in (group, AGAIN) and below(key_of(stage), key), (path, stage)
-        computed = {s for s in stale(own) if key_of(s) and not s.startswith("page")}
+        computed = {s for s in stale(seen) if key_of(s) and not s.startswith("page")}
         foreign = {s for s in computed if not below(key_of(s), key)}
         assert not foreign, f"{path} also makes {sorted(foreign)} stale, of another role or pool"

@@ -53,9 +53,9 @@ def record(graph):
 
 def keys(rows, *columns):
     """Return the cells of some columns, each row's once. Raises: AssertionError for a row twice."""
-    found = [tuple(row[column] for column in columns) for row in rows]
-    assert len(set(found)) == len(found)
-    return set(found)
+    cells = [tuple(row[column] for column in columns) for row in rows]
+    assert len(set(cells)) == len(cells)
+    return set(cells)
 
 
 def values(rows, *columns):
@@ -63,9 +63,9 @@ def values(rows, *columns):
     return {tuple(row[column] for column in columns) for row in rows}
 
 
-def crossed(models, *parts):
+def crossed(models, *columns):
     """Return every model with every combination of further cells."""
-    return {(*model, *more) for model in models for more in product(*parts)}
+    return {(*model, *cells) for model in models for cells in product(*columns)}
 
 
 TASKS = ("mnist", "svhn", "dtd")
@@ -90,10 +90,10 @@ def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
     files = list((graph[0] / "results/smoke").rglob("*.correct.csv"))
     assert {path.name.split(".")[0] for path in files} == set(columns)
     for path in files:
-        own = columns[path.name.split(".")[0]]
-        scores = read_rows(path.with_name(path.name.replace(".correct", "")), own)
-        for row, right in zip(scores, read_rows(path, correct_columns(own)), strict=True):
-            assert all(str(row[c]) == str(right[c]) for c in own if c not in ("value", "count"))
+        names = columns[path.name.split(".")[0]]
+        scores = read_rows(path.with_name(path.name.replace(".correct", "")), names)
+        for row, right in zip(scores, read_rows(path, correct_columns(names)), strict=True):
+            assert all(str(row[c]) == str(right[c]) for c in names if c not in ("value", "count"))
             if row["metric"] == "accuracy":
                 share = 100 * bits(right["correct"], row["count"]).mean()
                 assert row["value"] == round(share, 4), (path.name, row)
@@ -106,8 +106,8 @@ def test_what_an_adapter_saw_of_the_test_images_is_its_draw(graph, read):
     draws = {("test_unlabelled", "16", "42"), ("test_unlabelled", "", "42")}  # AdaMerging's last
     assert values(rows, "stream", "samples", "seed") == draws
     for row in rows:
-        drawn = range(60) if row["samples"] == "" else sorted(draw_indices(row["task"], 60, 16, 42))
-        assert list(np.flatnonzero(bits(row["seen"], row["count"]))) == list(drawn)
+        draw = range(60) if row["samples"] == "" else sorted(draw_indices(row["task"], 60, 16, 42))
+        assert list(np.flatnonzero(bits(row["seen"], row["count"]))) == list(draw)
     budgets = read("samples/clip_b32-8/samples.seen.csv", results.SEEN)
     counts = {(r["samples"], int(bits(r["seen"], r["count"]).sum())) for r in budgets}
     assert counts == {("16", 16), ("64", 60)}
@@ -119,23 +119,23 @@ def test_what_an_adapter_saw_of_the_test_images_is_its_draw(graph, read):
 
 def test_a_larger_pool_scores_every_merger_and_each_with_what_calibrates_it(read, record):
     rows = read("scores/clip_b32-14/scores.csv", results.SCORES)
-    made = {("merged", ""), *product(ADAPTERS, ("suite", "suite_train"))}
-    made |= set(product(("featcal", *OUTER), ("suite", "paper")))
+    kinds = {("merged", ""), *product(ADAPTERS, ("suite", "suite_train"))}
+    kinds |= set(product(("featcal", *OUTER), ("suite", "paper")))
     mergers = smoke_params()["merge"]["clip_b32-14"]
-    expected = {("", "base", ""), ("", "expert", "")} | {(m, *k) for m in mergers for k in made}
+    expected = {("", "base", ""), ("", "expert", "")} | {(m, *k) for m in mergers for k in kinds}
     tasks = (*TASKS, "eurosat")
     assert keys(rows, "upstream", "method", "setting", "task") == crossed(expected, tasks)
-    told = record("scores/clip_b32-14/run.json")
-    assert len(told["cost"]) == 2 * len(mergers)
-    assert {"merge@clip_b32-14", "adapt@clip_b32-14"} <= set(told["seconds"])
+    run = record("scores/clip_b32-14/run.json")
+    assert len(run["cost"]) == 2 * len(mergers)
+    assert {"merge@clip_b32-14", "adapt@clip_b32-14"} <= set(run["seconds"])
     for key in ("clip_b32-20", "clip_l14-14"):  # the suite has no such pool, no such role
         assert read(f"scores/{key}/scores.csv", results.SCORES) == []
 
 
 def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(read):
     losses = read("scores/clip_b32-8/curves.csv", results.CURVES)
-    named = values(losses, "upstream", "method", "setting")
-    assert {("adamerging", "merged", ""), ("task_arithmetic", "surgery", "paper_train")} <= named
+    models = values(losses, "upstream", "method", "setting")
+    assert {("adamerging", "merged", ""), ("task_arithmetic", "surgery", "paper_train")} <= models
     assert [row["step"] for row in losses if row["upstream"] == "adamerging"] == ["1", "2", "3"]
     swept = read("ablate/clip_b32-8/scales.csv", results.SCALES)
     best = max(swept, key=lambda row: (row["value"], -float(row["factor"])))
@@ -145,8 +145,8 @@ def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(read):
 def test_every_control_has_a_score_on_every_task(graph, read):
     study = load_context(graph[0]).experiments.studies["ablate"]["clip_b32-8"]
     rows = read("ablate/clip_b32-8/ablate.csv", results.SCORES)
-    wanted = {("anchor", ""), ("rescaled", ""), *(("featcal", name) for name in study.without)}
-    assert keys(rows, "method", "setting", "task") == crossed(wanted, TASKS)
+    controls = {("anchor", ""), ("rescaled", ""), *(("featcal", name) for name in study.without)}
+    assert keys(rows, "method", "setting", "task") == crossed(controls, TASKS)
     assert values(rows, "upstream", "count") == {("task_arithmetic", 60)}
 
 
@@ -168,23 +168,25 @@ def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(grap
 
 def test_damaged_images_leave_scores_of_every_method_and_examples(graph, read):
     rows = read("corrupted/clip_b32-8/corrupted.csv", results.CORRUPTED)
-    made = {("featcal", "suite"), ("featcal", "paper")}
-    made |= set(product(OUTER, ("suite", "suite_train")))  # adapters on FeatCal's images, too
-    wanted = crossed(made, ("motion_blur", "fog"), TASKS)
-    assert keys(rows, "method", "setting", "corruption", "task") == wanted
-    shown = read("corrupted/clip_b32-8/corrupted.examples.csv", results.EXAMPLES)
+    methods = {("featcal", "suite"), ("featcal", "paper")}
+    methods |= set(product(OUTER, ("suite", "suite_train")))  # adapters on FeatCal's images, too
+    expected = crossed(methods, ("motion_blur", "fog"), TASKS)
+    assert keys(rows, "method", "setting", "corruption", "task") == expected
+    examples = read("corrupted/clip_b32-8/corrupted.examples.csv", results.EXAMPLES)
     kinds = ("clean", "motion_blur", "fog")
-    assert [(row["task"], row["corruption"]) for row in shown] == [("svhn", kind) for kind in kinds]
-    with Image.open(graph[0] / "results/smoke/corrupted/clip_b32-8/corrupted.examples.png") as one:
-        assert one.size == (3 * 32, 32)
+    assert [(row["task"], row["corruption"]) for row in examples] == [
+        ("svhn", kind) for kind in kinds
+    ]
+    with Image.open(graph[0] / "results/smoke/corrupted/clip_b32-8/corrupted.examples.png") as png:
+        assert png.size == (3 * 32, 32)
 
 
 def test_drawn_parts_are_scored_where_no_adapter_has_looked(read):
     """Of 60 test images 16 are drawn; two of the three tasks make one part, all three another."""
     rows = read("task_counts/clip_b32-8/task_counts.csv", results.TASK_COUNTS)
-    made = {("merged", ""), ("featcal", "suite"), ("featcal", "paper")}
-    made |= set(product((*OUTER, "mean_shift"), ("suite", "suite_train")))
-    models = {("task_arithmetic", *kind) for kind in made} | {("", "expert", "")}
+    kinds = {("merged", ""), ("featcal", "suite"), ("featcal", "paper")}
+    kinds |= set(product((*OUTER, "mean_shift"), ("suite", "suite_train")))
+    models = {("task_arithmetic", *kind) for kind in kinds} | {("", "expert", "")}
     assert values(rows, "upstream", "method", "setting") == models
     assert len(rows) == (2 + 3) * len(models)
     assert values(rows, "tasks", "draw", "count") == {("2", "0", 60 - 16), ("3", "0", 60 - 16)}
@@ -214,39 +216,39 @@ def test_the_default_is_scored_with_what_it_is_compared_with(read, key, task, dr
     rows = [row for row in rows if row["task"] == task]
     assert list(dict.fromkeys((row["samples"], row["upstream"]) for row in rows)) == draws
     for draw in draws:
-        own = [row for row in rows if (row["samples"], row["upstream"]) == draw]
-        named = {row["setting"] or row["method"] for row in own}
-        assert {"merged", "paper", "auto", *OUTER} <= named and len(named) == len(own)
-    tried: dict = {}
+        draw_rows = [row for row in rows if (row["samples"], row["upstream"]) == draw]
+        names = {row["setting"] or row["method"] for row in draw_rows}
+        assert {"merged", "paper", "auto", *OUTER} <= names and len(names) == len(draw_rows)
+    trials: dict = {}
     for row in read(f"default/{key}/default.candidates.csv", results.CANDIDATES):
-        one = tuple(row[column] for column in ("upstream", "method", "samples"))
-        tried.setdefault(one, []).append((float(row["divergence"]), row["chosen"]))
-    for (_, method, _), own in tried.items():
-        [chosen] = [divergence for divergence, flag in own if flag == "1"]
+        key = tuple(row[column] for column in ("upstream", "method", "samples"))
+        trials.setdefault(key, []).append((float(row["divergence"]), row["chosen"]))
+    for (_, method, _), values in trials.items():
+        [chosen] = [divergence for divergence, flag in values if flag == "1"]
         if method != "auto":  # which also refuses what is worse on some task
-            assert chosen == min(own)[0]
+            assert chosen == min(values)[0]
 
 
 def test_models_and_adapters_are_compared_with_the_experts(read):
-    made = {("merged", ""), ("featcal", "suite"), ("featcal", "paper")}
+    kinds = {("merged", ""), ("featcal", "suite"), ("featcal", "paper")}
     adapters = {("surgery", "suite"), ("surgery", "paper")}
     drift = read("drift/clip_b32-8/drift.csv", results.DRIFT)
     blocks = ["embeddings", *(f"{i:02d}" for i in range(DEPTH["clip_b32"])), "features"]
-    found: dict = {}
+    blocks_of: dict = {}
     for row in drift:
-        found.setdefault((row["method"], row["setting"], row["task"]), []).append(row["block"])
-    assert found == dict.fromkeys(crossed(made, TASKS), blocks)
+        blocks_of.setdefault((row["method"], row["setting"], row["task"]), []).append(row["block"])
+    assert blocks_of == dict.fromkeys(crossed(kinds, TASKS), blocks)
     vectors = read("drift/clip_b32-8/vectors.csv", results.VECTORS)
-    assert values(vectors, "method", "setting") == made
+    assert values(vectors, "method", "setting") == kinds
     assert values(vectors, "part") == {("backbone",), ("linear",)}
     assert all(-1 <= row["cosine"] <= 1 and row["size"] > 0 for row in vectors)
     rows = read("drift/clip_b32-8/alignment.csv", results.ALIGNMENT)
-    assert keys(rows, "method", "setting", "task") == crossed(made | adapters, TASKS)
+    assert keys(rows, "method", "setting", "task") == crossed(kinds | adapters, TASKS)
     single = read("drift/clip_b32-8/similarity.csv", results.SIMILARITY)
     for row in (row for row in rows if row["task"] == "dtd"):
-        own = [s for s in single if all(s[c] == row[c] for c in ("method", "setting", "task"))]
-        assert sum(s["similarity"] for s in own) / 60 == pytest.approx(row["cosine"], abs=1e-4)
-    assert len(single) == 60 * len(made | adapters)
+        cosines = [s for s in single if all(s[c] == row[c] for c in ("method", "setting", "task"))]
+        assert sum(s["similarity"] for s in cosines) / 60 == pytest.approx(row["cosine"], abs=1e-4)
+    assert len(single) == 60 * len(kinds | adapters)
     assert len(read("drift/clip_b32-8/projection.csv", results.PROJECTION)) == 3 * 3 * 60
 
 
@@ -271,16 +273,16 @@ def test_every_folder_of_results_is_a_copy_with_the_record_of_the_run(graph, rec
     folders = list((work / "results/smoke").glob("*/*"))
     assert {folder.parent.name for folder in folders} == {"scores", "drift", *studies()}
     for folder in folders:
-        found = (work / "outputs/smoke" / folder.parent.name / folder.name).iterdir()
-        made = {file.name: file for file in found}
-        assert {file.name for file in folder.iterdir()} == {"run.json", *made}
-        assert all((folder / n).read_bytes() == file.read_bytes() for n, file in made.items())
+        outputs = (work / "outputs/smoke" / folder.parent.name / folder.name).iterdir()
+        files = {file.name: file for file in outputs}
+        assert {file.name for file in folder.iterdir()} == {"run.json", *files}
+        assert all((folder / n).read_bytes() == file.read_bytes() for n, file in files.items())
         assert json.loads((folder / "run.json").read_text())["seconds"]
     cost, settings = record("scores/clip_b32-8/run.json")["cost"], ("suite", "paper")
     for upstream, setting in product(RUN["calibrate"], settings):
         seconds = cost[f"calibrate@clip_b32-8-{upstream}-{setting}"]
         assert list(seconds) == [f"seed {seed}" for seed in FEW["seeds"]]
-        assert all(one["seconds"] > 0 for one in seconds.values())
+        assert all(record["seconds"] > 0 for record in seconds.values())
 
 
 def test_a_study_with_the_numbers_of_the_pipeline_finds_the_scores_of_the_pipeline(read):
@@ -321,8 +323,8 @@ def run_again(monkeypatch, caplog):
         caplog.clear()
         with Repo() as repo:
             repo.reproduce(target)
-        told = [message for message in caplog.messages if message.startswith("Running stage")]
-        return [message.split("'")[1] for message in told]
+        started = [message for message in caplog.messages if message.startswith("Running stage")]
+        return [message.split("'")[1] for message in started]
 
     return repro
 

@@ -45,44 +45,44 @@ def context(monkeypatch):
 
 
 def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
-    here, images = context
-    found = streams.streams(here, SampleDraw(stream="train", samples=10, batch=4))
-    for task, drawn in found.items():
-        assert drawn.samples.pixels.nbytes == 10 * PICTURE
-        wanted = list(images.batches(draw_indices(task, 40, 10, 42), 4))
+    setup, images = context
+    draws = streams.streams(setup, SampleDraw(stream="train", samples=10, batch=4))
+    for task, draw in draws.items():
+        assert draw.samples.pixels.nbytes == 10 * PICTURE
+        expected = list(images.batches(draw_indices(task, 40, 10, 42), 4))
         for _ in range(2):  # every iteration is the same
-            batches = list(drawn)
+            batches = list(draw)
             assert [len(b["pixel_values"]) for b in batches] == [4, 4, 2]
-            for batch, want in zip(batches, wanted, strict=True):
+            for batch, want in zip(batches, expected, strict=True):
                 assert torch.equal(batch["pixel_values"], want["pixel_values"])
 
 
 @pytest.mark.parametrize("samples", [None, 30])
 def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(context, samples):
-    here, images = context
+    setup, images = context
     pictures = len(images) if samples is None else samples
     draw = SampleDraw(stream="train", samples=samples, batch=4)
-    wanted = InMemorySamples("dtd", single_samples(streams.stream(here, "dtd", draw)))
+    expected = InMemorySamples("dtd", single_samples(streams.stream(setup, "dtd", draw)))
     tracemalloc.start()
-    found = samples_of("dtd", streams.stream(here, "dtd", draw))
-    batches = [found.batch(numbers)["pixel_values"] for numbers in ([7, 3, 11, 3], [0])]
+    actual = samples_of("dtd", streams.stream(setup, "dtd", draw))
+    batches = [actual.batch(indices)["pixel_values"] for indices in ([7, 3, 11, 3], [0])]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(found) == len(wanted) == pictures
+    assert len(actual) == len(expected) == pictures
     # a draw is held as bytes, a split stays where it is
-    held = 0 if samples is None else pictures * PICTURE
-    assert peak < held + 10 * 4 * PICTURE < 4 * pictures * PICTURE
-    for numbers, batch in zip(([7, 3, 11, 3], [0]), batches, strict=True):
-        assert torch.equal(batch, wanted.batch(numbers)["pixel_values"])
+    in_memory = 0 if samples is None else pictures * PICTURE
+    assert peak < in_memory + 10 * 4 * PICTURE < 4 * pictures * PICTURE
+    for indices, batch in zip(([7, 3, 11, 3], [0]), batches, strict=True):
+        assert torch.equal(batch, expected.batch(indices)["pixel_values"])
 
 
 def test_adapters_that_encode_every_batch_see_the_damage(monkeypatch):
-    seen, draw = [], SampleDraw(stream="train", samples=2, batch=2)
-    monkeypatch.setattr(make, "streams", lambda *_, damage: seen.append(damage))
+    damages, draw = [], SampleDraw(stream="train", samples=2, batch=2)
+    monkeypatch.setattr(make, "streams", lambda *_, damage: damages.append(damage))
     monkeypatch.setattr("featcal.baselines.training.adapters_for", MagicMock())
-    given = {"settings": Surgery(encode="each_step"), "draw": draw, "damage": "fog"}
-    make._train(MagicMock(), ModelSpec("", "out", "surgery", **given), Path())
-    assert seen == ["fog"]
+    fields = {"settings": Surgery(encode="each_step"), "draw": draw, "damage": "fog"}
+    make._train(MagicMock(), ModelSpec("", "out", "surgery", **fields), Path())
+    assert damages == ["fog"]
 
 
 def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
@@ -90,9 +90,9 @@ def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
     none = streams.SampleStream(
         replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4
     )
-    said = r"batches\['dtd'\]: is empty; an adapter needs at least one sample"
+    message = r"batches\['dtd'\]: is empty; an adapter needs at least one sample"
     for batches in (none, []):
-        with pytest.raises(BadBatches, match=said):
+        with pytest.raises(BadBatches, match=message):
             samples_of("dtd", batches)
 
 

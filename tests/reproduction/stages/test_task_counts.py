@@ -23,10 +23,10 @@ STUDY = TaskCountsStudy(comparison=COMPARISON, counts=(2, 4, 8), shuffles=3, **G
 def test_every_task_is_in_as_many_parts_of_a_count_as_any_other_and_the_whole_pool_is_one_part():
     parts = STUDY.parts(TASKS)
     for count in (2, 4):
-        own = {draw: tasks for (size, draw), tasks in parts.items() if size == count}
-        assert Counter(task for part in own.values() for task in part) == dict.fromkeys(TASKS, 3)
-        assert list(own) == list(range(3 * 8 // count))
-        assert all(len(part) == count and list(part) == sorted(part) for part in own.values())
+        subset = {draw: tasks for (size, draw), tasks in parts.items() if size == count}
+        assert Counter(task for part in subset.values() for task in part) == dict.fromkeys(TASKS, 3)
+        assert list(subset) == list(range(3 * 8 // count))
+        assert all(len(part) == count and list(part) == sorted(part) for part in subset.values())
     assert [part for (size, _), part in parts.items() if size == 8] == [TASKS]
     assert STUDY.parts(TASKS) == parts != STUDY.but(seed=43).parts(TASKS)
 
@@ -52,6 +52,6 @@ def test_drift_of_one_constant_turn_is_all_in_its_mean_and_opposite_turns_leave_
         head, labels = torch.eye(2), torch.tensor([0, 0])
         return agreement("a", torch.tensor(features), expert, head, range(2), labels)
 
-    same, apart = drift([0.6, 0.8], [3.0, 4.0]), drift([0.6, 0.8], [0.6, -0.8])
+    same, opposite = drift([0.6, 0.8], [3.0, 4.0]), drift([0.6, 0.8], [0.6, -0.8])
     assert same["drift"] == pytest.approx(0.16 + 0.64) == same["mean_drift"]
-    assert apart["drift"] == pytest.approx(0.8) and apart["mean_drift"] == pytest.approx(0.16)
+    assert opposite["drift"] == pytest.approx(0.8) and opposite["mean_drift"] == pytest.approx(0.16)

@@ -37,9 +37,9 @@ def test_every_job_gives_its_result_under_its_name(workers):
 
 @pytest.mark.parametrize(("workers", "fresh"), [(0, False), (1, False), (1, True)])
 def test_a_mistake_found_in_a_worker_keeps_its_message(workers, fresh):
-    with pytest.raises(FeatCalError) as found:
+    with pytest.raises(FeatCalError) as raised:
         dict(fan_out("train", diverged, {"mnist": ("mnist",)}, workers, fresh=fresh))
-    assert str(found.value) == str(Diverged("mnist", 3, "lr", 0.1, "NaN"))
+    assert str(raised.value) == str(Diverged("mnist", 3, "lr", 0.1, "NaN"))
 
 
 SLEEPERS = """
@@ -62,21 +62,21 @@ def test_ctrl_c_ends_the_workers_and_starts_no_further_job(tmp_path):
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     script.write_text(SLEEPERS.format(tests=str(Path(__file__).parent), folder=str(jobs)))
-    given: dict = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stderr": subprocess.PIPE}
-    given["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+    options: dict = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stderr": subprocess.PIPE}
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, str(script)]
-    running = subprocess.Popen(command, text=True, start_new_session=True, **given)
+    running = subprocess.Popen(command, text=True, start_new_session=True, **options)
     deadline = time.monotonic() + 300
     while len(list(jobs.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(running.pid, signal.SIGINT)
-    told = running.communicate(timeout=20)[1]
+    errors = running.communicate(timeout=20)[1]
     started = [int(job.name.split("-")[1]) for job in jobs.iterdir()]
-    assert len(started) == 2 and "KeyboardInterrupt" in told and "leaked" not in told
+    assert len(started) == 2 and "KeyboardInterrupt" in errors and "leaked" not in errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
 
 
-def where(_):
+def process_and_threads(_):
     return os.getpid(), threads()
 
 
@@ -86,9 +86,9 @@ def killed():
 
 def test_every_fresh_job_has_a_process_of_its_own_with_its_threads_and_others_have_one_thread():
     jobs = {f"job {i}": (i,) for i in range(3)}
-    found = dict(fan_out("test", where, jobs, 2, threads=2, fresh=True))
-    assert len({process for process, _ in found.values()} | {os.getpid()}) == 4
-    assert {threads for _, threads in found.values()} == {2}
+    results = dict(fan_out("test", process_and_threads, jobs, 2, threads=2, fresh=True))
+    assert len({process for process, _ in results.values()} | {os.getpid()}) == 4
+    assert {threads for _, threads in results.values()} == {2}
     assert dict(fan_out("threads", threads, {"one": ()}, 1)) == {"one": 1}
 
 
