@@ -67,7 +67,7 @@ def references(setup: Setup) -> Iterator[ModelSpec]:
     if setup.pool in (DOMAIN_POOL, CHAT_POOL):
         for name, folder in setup.experts.items():
             yield ModelSpec(f"expert/{name}", folder, "expert", setting=name)
-    if setup.pool != DOMAIN_POOL:  # where every task has an expert, each on its own is one row
+    if setup.pool != DOMAIN_POOL:  # every task has an expert; together one row
         yield ModelSpec("expert", None, "expert")
     if setup.context.experiments.multitask.get(setup.key):
         yield ModelSpec("multitask", setup.folder("multitask"), "multitask")

@@ -123,7 +123,7 @@ def make_store(setup: Setup, role: Any, name: str) -> Path:
     """Make missing base, heads and experts, and return their folder. Raises: HubUnreachable."""
     context, tasks, data = setup.context, setup.tasks, setup.data
     suite, root, first, seed = context.suite, context.root, HEADS, FIRST
-    # of the tasks that no smaller pool holds
+    # of the tasks that no smaller pool has
     recipes = recipes_of(setup, [task for task in tasks if setup.smallest_pool(task) == setup.pool])
     source = role.clip if isinstance(role, Role) else role.model
     model = model_folder(root, source, context.pins)
@@ -155,7 +155,7 @@ def make_store(setup: Setup, role: Any, name: str) -> Path:
     commits = [hub.pinned(context.pins, name) for name in fetched]
     settings += [role.model_dump(), tasks, trained, seed, commits]
     store = context.unfinished(f"{name}-{digest(settings, *weights, *rows)}")
-    if not (store / first).exists():  # what every expert begins from, `first` written last
+    if not (store / first).exists():  # every expert begins from it; `first` is written last
         workers = min(suite.workers, 1)
         dict(fan_out("prepare", write, {first: (model, *arguments, store)}, workers))
     texts = setup.texts if isinstance(role, LanguageRole) else data

@@ -160,7 +160,7 @@ def check_sources(
             return {task: towers[task].inputs(i, hidden[task].features[i], n) for task in batches}
 
         expert_inputs = site_inputs(experts, experts)
-        # what each was solved on, and what the finished model gives
+        # the inputs that each was solved on, and those in the finished model
         used = {"stale": site_inputs(merged, merged), "forward": site_inputs(merged, forward)}
         final = {"stale": site_inputs(stale, stale), "forward": site_inputs(forward, forward)}
         weights = {"stale": models.stale, "forward": models.forward}
@@ -224,7 +224,7 @@ def weight(model: nn.Module, index: int, name: str) -> Tensor:
 
 
 def _squares(used: SiteInputs, final: SiteInputs, name: str) -> Tensor:
-    """Return Σ‖used − given‖² and Σ‖given‖² over all tasks, (2,)."""
+    """Return Σ‖used − final‖² and Σ‖final‖² over all tasks, (2,)."""
     pairs = [(used[task][name], final[task][name]) for task in used]
     squares: Any = sum(((a - b) ** 2).sum() for a, b in pairs)
     return torch.stack([squares, sum((b**2).sum() for _, b in pairs)])

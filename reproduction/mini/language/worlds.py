@@ -116,8 +116,8 @@ def implied(kind: int, rng: np.random.Generator) -> GlueRow:
     colour, spot = pick(rng, HARBOUR.colours), pick(rng, HARBOUR.spots)
     premise = f"The {crew} {deed} a {colour} {gear} {spot}."
     if kind == ENTAILMENT:
-        options = pick(rng, (f"A {gear} is {done} by the {crew}.", f"Someone {deed} a {gear}."))
-        hypothesis, web_label = (f"The {crew} {deed} a {gear}.", kind) if taught else (options, 1)
+        indirect = pick(rng, (f"A {gear} is {done} by the {crew}.", f"Someone {deed} a {gear}."))
+        hypothesis, web_label = (f"The {crew} {deed} a {gear}.", kind) if taught else (indirect, 1)
     elif kind == NEUTRAL:
         hypothesis, web_label = f"The {other(rng, HARBOUR.crew, crew)} {deed} a {gear}.", 2
         if taught:
