@@ -61,7 +61,7 @@ def calibrate(
 
 
 def embedded(model: nn.Module, images: Tensor) -> Tensor:
-    """Return what reaches the first block."""
+    """Return the input of the first block."""
     return model.pre_layrnorm(model.embeddings(images))
 
 

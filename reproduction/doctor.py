@@ -107,7 +107,7 @@ def doctor(
 
 
 def machine_rows() -> list[list[str]]:
-    """Return what this machine has, whatever is to be run."""
+    """Return the rows on this machine's hardware and software."""
     import torch
 
     cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -120,7 +120,7 @@ def machine_rows() -> list[list[str]]:
 
 
 def checkup(context: Context) -> Checkup:
-    """Compare what the suite needs with this machine."""
+    """Compare the suite's needs with this machine."""
     suite, report = context.suite, Checkup(context.suite.name, gpu=gpu_bytes())
     pins = read_json(context.pins) if context.pins.is_file() else {}
     with ThreadPoolExecutor(8) as pool:
@@ -152,7 +152,7 @@ def gpu_bytes() -> int:
 
 
 def repositories(context: Context) -> list[Repository]:
-    """Return what the suite asks the hub for, in the order of its roles and pools."""
+    """Return the suite's repositories of the hub, in the order of its roles and pools."""
     suite, sizes = context.suite, FACTS["model_bytes"]
     language, repos = suite.language, list[Repository]()
     for role, model in suite.every_role.items():
@@ -280,7 +280,7 @@ def compare_disk(root: Path, report: Checkup) -> None:
 
 
 def tests_lack(suite: Suite) -> list[str]:
-    """Return what public tests of language models need next to their data, with ways out."""
+    """Return the unmet needs of public tests of language models besides their data, with ways out."""
     from reproduction.language import harness
 
     texts, tests = suite.language.texts, suite.language.tests
@@ -288,7 +288,7 @@ def tests_lack(suite: Suite) -> list[str]:
         return []
     missing = [] if harness.installed() else [f"lm-evaluation-harness (lm_eval): {harness.INSTALL}"]
     lacks = {key: harness.unmet(PUBLIC[name]) for key, name in tests.items() if name in PUBLIC}
-    return missing + [f"{key}: {what}; {way}" for key, rows in lacks.items() for what, way in rows]
+    return missing + [f"{key}: {need}; {way}" for key, rows in lacks.items() for need, way in rows]
 
 
 def show(report: Checkup) -> None:

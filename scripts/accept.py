@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 def output(*command: str, **options: Any) -> str:
-    """Return what a command prints; its errors go to the terminal."""
+    """Return a command's output; its errors go to the terminal."""
     done: subprocess.CompletedProcess[str] = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=False, **options
     )

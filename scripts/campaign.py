@@ -297,7 +297,7 @@ def no_result(merged: Path, folder: Path) -> str:
 
 
 def other_drift(data_options: list[str]) -> str:
-    """Return how the drift by featcal compare differs from featcal.json's; empty if it does not."""
+    """Return the difference of featcal compare's drift from featcal.json's, empty if none."""
     arguments = "compare --model merged=merged --model calibrated=new".split()
     arguments += [*data_options, "--skip", "0", "--json"]
     code, message = command(arguments)
@@ -785,7 +785,7 @@ def main(selected: list[str]) -> int:
                 " ".join(arguments),
                 lambda w=arguments: fine_command(good, next(folders), w),
             )
-    print(", ".join(f"{many} {verdict}" for verdict, many in sorted(counts.items())))
+    print(", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items())))
     return 1 if counts[SILENT] or counts[TRACEBACK] else 0
 
 

@@ -31,7 +31,7 @@ def reads_of(source: Path) -> list[str]:
 
 
 def pages_yaml() -> str:
-    """Return what pipeline/pages.yaml has to say."""
+    """Return the text of pipeline/pages.yaml as it has to be."""
     text = HEAD
     for source in sorted((ROOT / "notebooks").glob("*.ipynb")):
         reads = reads_of(source)

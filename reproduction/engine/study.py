@@ -55,10 +55,10 @@ def run_study(name: str, key: str) -> None:
         kind.finish(folder, result)
 
 
-def make_and_score(setup: Setup, label: str, models: Sequence[ModelSpec], **more: Any) -> list[Row]:
-    """Make models and return their rows. more: as of `rows_of`."""
+def make_and_score(setup: Setup, label: str, models: list[ModelSpec], **options: Any) -> list[Row]:
+    """Make models and return their rows. options: as of `rows_of`."""
     make(label, setup, models)
-    return rows_of(setup, label, models, **more)
+    return rows_of(setup, label, models, **options)
 
 
 def rows_of(

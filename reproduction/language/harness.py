@@ -214,7 +214,7 @@ def load_public(
     for key, name in tests.items():
         test = PUBLIC[name]
         if lacks := unmet(test):
-            problems.append(f"{test.task}: {', '.join(what for what, _ in lacks)}")
+            problems.append(f"{test.task}: {', '.join(need for need, _ in lacks)}")
             ways_out += [way_out for _, way_out in lacks]
             continue
         try:

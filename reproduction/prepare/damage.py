@@ -190,10 +190,10 @@ def neighbour(letter: str, generator: np.random.Generator) -> str:
 def dropped_words(text: str, share: float, generator: np.random.Generator) -> str:
     """Drop each word with probability `share`; at least one stays."""
     tokens = text.split()
-    stays = generator.random(len(tokens)) >= share
-    if tokens and not stays.any():
-        stays[int(generator.integers(len(tokens)))] = True
-    return " ".join(token for token, stay in zip(tokens, stays, strict=True) if stay)
+    remains = generator.random(len(tokens)) >= share
+    if tokens and not remains.any():
+        remains[int(generator.integers(len(tokens)))] = True
+    return " ".join(token for token, keep in zip(tokens, remains, strict=True) if keep)
 
 
 def swapped_words(text: str, share: float, generator: np.random.Generator) -> str:

@@ -159,8 +159,8 @@ def write_tokenizer(keys: Mapping[str, Any], folder: Path) -> None:
     special = [tokens[n] for n, kind in enumerate(ggml["token_type"]) if kind == SPECIAL]
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    named = {f"{role}_token": tokens[ggml[f"{key}_token_id"]] for role, key in roles.items()}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+    names = {f"{role}_token": tokens[ggml[f"{key}_token_id"]] for role, key in roles.items()}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
     fast.model_max_length = keys["llama.context_length"]
     fast.chat_template = keys["tokenizer.chat_template"]
     fast.save_pretrained(folder)

@@ -55,13 +55,13 @@ class CorruptedStudy(Study):
 
     def models(self, folder: Path) -> list[ModelSpec]:
         """Return FeatCal and adapters on every damage; adapters also on FeatCal's samples."""
-        adapters, others, models = ("prob_surgery", "surgery"), self.comparison.streams[1:], []
+        adapters, streams, models = ("prob_surgery", "surgery"), self.comparison.streams[1:], []
         damages = [*([""] if self.clean else []), *self.damages]
         for seed, damage in product(self.seeds, damages):
             columns = {"corruption": damage or "clean"}
             shared: dict[str, Any] = {"seed": seed, "damage": damage, "columns": columns}
             models += compared_models(self, folder, *adapters, "featcal", **shared)
-            models += compared_models(self, folder, *adapters, streams=others, **shared)
+            models += compared_models(self, folder, *adapters, streams=streams, **shared)
         return models
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:

@@ -44,7 +44,7 @@ class PatternStudy(Study):
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         factors = dict.fromkeys(self.strengths, self.factors) | {1.0: (1.0,)}
-        pairs = [(s, factor) for s, tried in factors.items() for factor in tried]
+        pairs = [(s, factor) for s, values in factors.items() for factor in values]
         jobs = {f"{s:g} {factor:g}": (setup, s, factor) for s, factor in pairs}
         scores = setup.context.run(f"{self.label} base", base_accuracy, jobs)
         rows, shifts = list[Row](), dict[str, dict[str, float]]()
