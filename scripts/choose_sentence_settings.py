@@ -20,7 +20,7 @@ import featcal
 from featcal.files import read_json, write_json
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import load_split, streams
-from reproduction.engine.score import averages
+from reproduction.engine.score import average, task_scores
 from reproduction.engine.workers import fan_out
 from reproduction.experiments import SampleDraw
 
@@ -105,7 +105,7 @@ def score(setup: Setup, model: Any) -> float:
         texts = load_split(setup, task, "validation")
         return texts.take(range(0, len(texts), max(len(texts) // ROWS, 1)))  # of every length
 
-    return round(averages(setup, {0.0: model}, read)[0.0], 2)
+    return round(average(task_scores(setup, lambda _: {"model": model}, read)["model"]), 2)
 
 
 if __name__ == "__main__":
