@@ -30,6 +30,7 @@ TEMPLATE = Path(__file__).with_name("card_template.md")
 SENTENCE_CLASS = "SentenceTransformer"  # what loads a folder with a modules.json
 LICENCE_KEYS = ("license", "license_name", "license_link")  # as the hub spells them
 Licence = tuple[tuple[str, str], ...]  # keys and values of a card's licence; () if it has none
+KINDS = {"experts": dict, "samples": dict, "rows": dict, "earlier": list}  # of a record's values
 DIGITS = 6  # later digits differ between machines
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β"}
 RECIPE = "mergekit_config.yml"
@@ -295,5 +296,12 @@ def models_record(base: object, experts: Mapping[str, Any], out: str | Path) -> 
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's record; {} without one. Raises: BadFile if it is no JSON."""
-    return optional_json(folder / RECORD)
+    """Return the content of a folder's record; {} without one. Raises: BadFile."""
+    record = optional_json(folder / RECORD)
+    wrong = [k for k, kind in KINDS.items() if not isinstance(record.get(k, kind()), kind)]
+    names = {"base": record.get("base"), **(record.get("experts", {}) if not wrong else {})}
+    wrong += [key for key, name in names.items() if not isinstance(name, str | None)]
+    if wrong:
+        problem = f"{wrong[0]} does not have the form that featcal writes"
+        raise BadFile(folder / RECORD, problem, "correct or remove it")
+    return record

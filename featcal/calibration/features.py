@@ -27,6 +27,7 @@ from featcal.models.batch import (
     check_batch,
     naming,
     padding_mask,
+    require_floating,
     some_samples,
 )
 from featcal.models.blocks import check_replay, first_inputs, stack_output, step
@@ -99,8 +100,7 @@ def open_models(
     if first is None:
         raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks")
     target, dtype = torch_device(device or first.device), dtype or first.dtype
-    expected = "must be a floating-point type, such as torch.float32"
-    require(dtype.is_floating_point, "calibrate.dtype", str(dtype), expected)
+    require_floating("calibrate.dtype", dtype)
     experts = {
         task: dense_model(base, expert).to(target, dtype) if is_adapter(expert) else expert
         for task, expert in sorted(experts.items())

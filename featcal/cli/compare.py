@@ -11,7 +11,7 @@ from typer import Option
 
 from featcal.card import read_card, read_record, round_digits
 from featcal.cli import options
-from featcal.cli.inputs import Inputs, Request, read_compared, whole_experts
+from featcal.cli.inputs import AllAtOnce, Inputs, Request, read_compared, whole_experts
 from featcal.cli.output import add_to_card, note, recorded_draws, say_json, table
 
 if TYPE_CHECKING:
@@ -78,10 +78,13 @@ def compare(
     draw, names = keys.draw(MOST, seed, dtype, column), options.classes_named(classes, inputs.data)
     same = [(task, one) for task, one in used if one["seed"] == seed]
     request, draws = Request(inputs, keys, draw, device, names), {}
+    collect = AllAtOnce()
     for task in inputs.data:
         first = max((one["samples"].get(t, 0) for t, one in same if t == task), default=0)
         first = first if skip is None else skip
-        draws[task] = request.rest(task, first, samples or MOST, 0, samples or 2, OTHERS)
+        least = samples or 2
+        draws[task] = collect(request.rest, task, first, samples or MOST, 0, least, OTHERS)
+    collect.report()
     if skip is None and any(own.skip for own in draws.values()):
         listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())
         note(f"left out, because calibration used them: the first samples of {listed}")

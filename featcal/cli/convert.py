@@ -6,12 +6,13 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.inputs import FOLDER
+from featcal.cli.inputs import AllAtOnce, model_folders
 from featcal.cli.output import new_folder, require_space, say, say_json, stored_bytes
 from featcal.errors import BadFile, TensorsDiffer
 from featcal.files import atomic_folder, read_json
 from featcal.settings import require
 
+MODEL = "Model folder of transformers or open_clip."
 CLIP = "Whole CLIP that provides the text tower, if MODEL is a vision model only."
 TOKENIZERS = ("tokenizer.json", "vocab.json")
 EPILOG = """Examples:
@@ -22,14 +23,17 @@ featcal convert calibrated --clip base --out open_clip_folder"""
 
 
 def convert(
-    source: Annotated[Path, Argument(**FOLDER, help="Model folder of transformers or open_clip.")],
+    model: Annotated[str, Argument(**options.MODEL, help=MODEL)],
     out: Annotated[Path, Option(help="Folder to write, in the other format.")],
-    clip: Annotated[Path | None, Option(**FOLDER, help=CLIP)] = None,
+    clip: Annotated[str | None, Option(**options.MODEL, help=CLIP)] = None,
     as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:
     """Convert a CLIP model between transformers and open_clip, in float32 and without rounding."""
-    new_folder(out, force, [source] if clip is None else [source, clip])
+    collect = AllAtOnce()
+    source, whole = model_folders(collect, MODEL=model, clip=clip)
+    collect.report()
+    new_folder(out, force, [source, whole] if whole else [source])
     require_space("--out", out, stored_bytes(source))
     from featcal.interchange.open_clip import CONFIG
 
@@ -39,11 +43,11 @@ def convert(
         raise BadFile(source, "already holds both open_clip's and transformers' form", way_out)
     form = "transformers" if theirs else "open_clip"
     if form == "open_clip":
-        to_open_clip(source, out, clip)
+        to_open_clip(source, out, whole)
         more = f'; load it: open_clip.create_model("local-dir:{out}")'
     else:
         expected = "is not needed: an open_clip folder has both towers"
-        require(clip is None, "--clip", str(clip), expected)
+        require(whole is None, "--clip", clip, expected)
         to_transformers(source, out)
         lacks = "; it has no tokenizer, and featcal evaluate needs CLIP's tokenizer files in it"
         more = "" if any((out / name).is_file() for name in TOKENIZERS) else lacks

@@ -42,10 +42,10 @@ featcal evaluate --model new --data reviews=reviews --classes reviews=bad,good -
 
 
 def evaluate(
-    model: Annotated[Path, Option(**inputs.FOLDER, help="Model to evaluate.")],
+    model: Annotated[str, Option(**options.MODEL, help="Model to evaluate.")],
     data: Annotated[list[str], Option(metavar="NAME=PATH", help=LABELLED)],
-    clip: Annotated[Path | None, Option(**inputs.FOLDER, help=CLIP)] = None,
-    class_means: Annotated[Path | None, Option(**inputs.FOLDER, help=CLASS_MEANS)] = None,
+    clip: Annotated[str | None, Option(**options.MODEL, help=CLIP)] = None,
+    class_means: Annotated[str | None, Option(**options.MODEL, help=CLASS_MEANS)] = None,
     template: Annotated[list[str] | None, Option(metavar="PROMPT", help=TEMPLATE)] = None,
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
     column: options.Column = None,
@@ -60,11 +60,11 @@ def evaluate(
     columns = options.columns_named(column)
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
-    collect = inputs.AllAtOnce()
-    collect(inputs.check_config, model)
+    collect, named = inputs.AllAtOnce(), {"model": model, "clip": clip, "class_means": class_means}
+    folder, whole, base = inputs.model_folders(collect, **named)
     datasets = inputs.named_data(data, collect)
-    if card:
-        collect(read_card, model)
+    for check in (inputs.check_config, read_card)[: 1 + card] if folder else ():
+        collect(check, folder)
     collect.report()
     from featcal.data.texts import input_of
     from featcal.evaluation.accuracy import percent
@@ -72,27 +72,27 @@ def evaluate(
     from featcal.models.stored import skeleton
 
     where = torch_device(device)
-    if class_means is not None:
+    if base is not None:
         expected = "stands alone, without --clip, --template and --classes"
-        require(not (clip or prompts or classes), "--class-means", str(class_means), expected)
+        require(not (whole or prompts or classes), "--class-means", str(base), expected)
         expected = "must be a folder with pictures of a split train, whose means are the heads"
         for name, at in datasets.items():
             require(at.has_splits, f"--data {name}", str(at.source), expected)
-        for folder in (model, class_means):
-            pictures = input_of(skeleton(folder)).kind == "pictures"
-            require(pictures, "--class-means", str(folder), "is for models of images")
+        for each in (folder, base):
+            pictures = input_of(skeleton(each)).kind == "pictures"
+            require(pictures, "--class-means", str(each), "is for models of images")
         kind, unit = "image-classification", "images"
-        answers = image_answers(model, class_means, datasets, None, sampling, where, columns)
-    elif clip is None and input_of(skeleton(model)).kind != "pictures":
+        answers = image_answers(folder, base, datasets, None, sampling, where, columns)
+    elif whole is None and input_of(skeleton(folder)).kind != "pictures":
         kind, unit = "text-classification", "texts"
-        answers = text_answers(model, datasets, prompts, classes, sampling, where, columns)
+        answers = text_answers(folder, datasets, prompts, classes, sampling, where, columns)
     else:
         if classes or sampling.tokens is not None:
-            problem = f"{model} reads images; --classes and --set tokens are for texts"
+            problem = f"{folder} reads images; --classes and --set tokens are for texts"
             raise FeatCalError("evaluate", problem, "leave them out")
         kind, unit = "zero-shot-image-classification", "images"
-        whole, prompts = clip or recorded_clip(model), prompts or inputs.PROMPT
-        answers = image_answers(model, whole, datasets, prompts, sampling, where, columns)
+        whole, prompts = whole or recorded_clip(folder), prompts or inputs.PROMPT
+        answers = image_answers(folder, whole, datasets, prompts, sampling, where, columns)
     tasks, rows, results = {}, [], []
     for task, (right, known) in answers.items():
         value = percent(right)
@@ -101,12 +101,12 @@ def evaluate(
         results.append((task, "accuracy", "accuracy", round(value / 100, 4)))
     average = sum(one["accuracy"] for one in tasks.values()) / len(tasks)
     if as_json:
-        say_json({"model": str(model), "tasks": tasks, "average": average})
+        say_json({"model": str(folder), "tasks": tasks, "average": average})
     else:
         rows.append(["average", "", "", f"{average:.2f}"])
-        table(f"{model}: percent correct", ["task", "classes", unit, "accuracy"], rows)
+        table(f"{folder}: percent correct", ["task", "classes", unit, "accuracy"], rows)
     if card:
-        add_to_card(model, datasets, sampling.split, kind, results)
+        add_to_card(folder, datasets, sampling.split, kind, results)
 
 
 def recorded_clip(model: Path) -> Path:

@@ -13,8 +13,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from typer import CallbackParam
-
 from featcal.card import RECORD, read_record
 from featcal.cli import options
 from featcal.cli.output import note
@@ -34,6 +32,7 @@ T = TypeVar("T")
 PROMPT = ["a photo of a {}."]
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
 CONFIGURATION += ["*.spm", "bpe.codes"]  # tokenizers of Marian and XLM
+CONFIGS = ("config.json", "adapter_config.json", "open_clip_config.json")
 HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
@@ -88,8 +87,12 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
     if near is not None and (near / folder).is_dir():
         folder = Path(os.path.relpath((near / folder).resolve()))
     if folder.is_dir():
-        expected = "must be a model folder, which has a config.json"
-        require(any(folder.glob("*config.json")), named_by, str(folder), expected)
+        from featcal.models.checkpoint import modules_of
+
+        modules_of(folder)  # names an old layout, whose config.json is in a sub-folder
+        expected = f"must be a model folder, which has a {CONFIGS[0]}"
+        has_one = any((folder / name).is_file() for name in CONFIGS)
+        require(has_one, named_by, str(folder), expected)
         return folder
     searched = f"searched {f'in {near} and ' if near else ''}in the current folder"
     if (hub := HUB_MODEL.fullmatch(str(given))) is None:
@@ -104,13 +107,10 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
         return Path(snapshot_download(hub["name"], revision=hub["revision"], allow_patterns=files))
 
 
-def folder_option(parameter: CallbackParam, given: Path | None) -> Path | None:
-    """Return the folder of an option or argument."""
-    named_by = parameter.opts[0] if parameter.param_type_name == "option" else "MODEL"
-    return None if given is None else model_folder(named_by, str(given))
-
-
-FOLDER: dict[str, Any] = {"callback": folder_option, **options.MODEL}  # declares such an option
+def model_folders(collect: AllAtOnce, **given: str | None) -> list[Any]:
+    """Return the folders of options, or of the argument MODEL; None for those that are not given."""
+    names = {key: key if key.isupper() else f"--{key.replace('_', '-')}" for key in given}
+    return [at and collect(model_folder, names[key], at) for key, at in given.items()]
 
 
 def named(option: str, pairs: Iterable[str], form: str, find: Callable[..., T]) -> dict[str, T]:
@@ -138,9 +138,10 @@ def read_inputs(
     weights: bool = True,  # False if the configuration of models on the hub is enough
     needs_base: bool = True,  # False if the merged model can replace a base that is not known
     named_by: str = "--merged",
+    collect: AllAtOnce | None = None,  # may hold mistakes already
 ) -> Inputs:
     """Return the inputs of a command. Raises: one FeatCalError with all mistakes."""
-    collect = AllAtOnce()
+    collect = collect or AllAtOnce()
     find = partial(collect, partial(model_folder, weights=weights))
     folder = find(named_by, merged) if merged else None
     origin = find("--base", base) if base else None
@@ -181,7 +182,7 @@ def read_inputs(
     for model in dict.fromkeys((inputs.base, inputs.merged, *inputs.configured.values())):
         collect(check_config, model)
     if data:
-        collect(require_samples, experts, datasets)
+        collect.mistakes += wrong_samples(experts, datasets)
     collect.report()
     return inputs
 
@@ -199,11 +200,11 @@ def read_compared(
     LoRA adapter of it, or vocabularies differ.
     """
     collect = AllAtOnce()
-    models = named("--model", model, "NAME=MODEL", partial(collect, model_folder))
-    collect.report()
-    first, *_ = models.values()
+    models = collect(named, "--model", model, "NAME=MODEL", partial(collect, model_folder)) or {}
+    first = next(iter(models.values()), None)
     recording = next(filter(records_models, models.values()), first)
-    inputs = read_inputs(str(recording), base, expert, data, recipe, needs_base=False)
+    given: Any = recording and str(recording), base, expert, data, recipe
+    inputs = read_inputs(*given, needs_base=False, collect=collect)
     for folder in models.values():
         check_config(folder)
     if inputs.base == recording:  # taken for the base, which is not known
@@ -216,14 +217,12 @@ def read_compared(
     return models, replace(inputs, merged=first)
 
 
-def require_samples(experts: Collection[str], data: Collection[str]) -> None:
-    """Raise BadSetting or UnknownKey unless there are samples of every expert, and of no other."""
-    for name in data:
-        if name not in experts:
-            raise UnknownKey("--data", name, experts)
+def wrong_samples(experts: Collection[str], data: Collection[str]) -> Iterator[FeatCalError]:
+    """Yield the mistakes unless there are samples of every expert, and of no other."""
+    yield from (UnknownKey("--data", name, experts) for name in data if name not in experts)
     if lacking := [f"--data {name}=PATH" for name in experts if name not in data]:
         expected = f"must name samples of every expert: add {', '.join(lacking)}"
-        raise BadSetting("--data", ", ".join(data) or None, expected)
+        yield BadSetting("--data", ", ".join(data) or None, expected)
 
 
 def names_in(folder: Path | None, recipe: Path | None = None) -> Recipe | None:
@@ -294,8 +293,11 @@ class Request:
         from featcal.data.batches import samples_at
         from featcal.data.texts import input_of
 
-        takes, data = input_of(self.student), self.inputs.data.items()
-        return {task: len(samples_at(at, takes, self.draw)) for task, at in data}
+        takes, collect = input_of(self.student), AllAtOnce()
+        own = partial(collect, samples_at, takes=takes, draw=self.draw)
+        counts = {task: len(own(at) or ()) for task, at in self.inputs.data.items()}
+        collect.report()
+        return counts
 
     def labels(self, experts: Mapping[str, Path]) -> "dict[str, Tensor]":
         """Return vectors (K, d) of the given classes, by the expert or a CLIP's text tower."""
@@ -340,10 +342,12 @@ class Request:
         """Return the batches of each draw; `models` may also have the processor or tokenizer."""
         from featcal.data.batches import drawn
 
-        folders, made = (self.inputs.base, self.inputs.merged, *models), {}
+        folders, made, collect = (self.inputs.base, self.inputs.merged, *models), {}, AllAtOnce()
         for task, draw in sorted(draws.items()):
             draw = replace(draw, expert=self.inputs.experts[task])
-            made |= drawn(self.student, folders, {task: self.inputs.data[task]}, draw)
+            located = {task: self.inputs.data[task]}
+            made |= collect(drawn, self.student, folders, located, draw) or {}
+        collect.report()
         return made
 
 

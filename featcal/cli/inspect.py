@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from featcal.cli import options
-from featcal.cli.inputs import FOLDER, check_config
+from featcal.cli import inputs, options
 from featcal.cli.output import say, say_json, table
 from featcal.errors import BadPlan, FeatCalError
 from featcal.interchange.mergekit import read_recipe, recipe_in
@@ -34,7 +33,9 @@ featcal inspect merged --plan --json"""
 
 
 def inspect(
-    folder: Annotated[Path, Argument(**FOLDER, help="Model folder: config.json and safetensors.")],
+    model: Annotated[
+        str, Argument(**options.MODEL, help="Model folder: config.json and safetensors.")
+    ],
     plan: Annotated[bool | None, Option("--plan/--tensors", show_default=False, help=PLAN)] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -43,8 +44,9 @@ def inspect(
     """
     from featcal.models.checkpoint import LazyCheckpoint
 
+    folder = inputs.model_folder("MODEL", model)
     if plan is not False or (folder / "adapter_config.json").is_file():
-        check_config(folder)
+        inputs.check_config(folder)
     checkpoint, recipe = LazyCheckpoint(folder), recipe_as_mapping(recipe_in(folder))
     shapes = {name: each.shape for name, each in checkpoint.items()}
     sizes = {name: prod(shape) for name, shape in shapes.items()}

@@ -33,6 +33,7 @@ RANK = int(os.environ.get("RANK", "0") or "0")
 # soft_wrap: a path broken over two lines can neither be copied nor searched for
 STYLE: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False, "soft_wrap": True}
 output = Console(quiet=RANK > 0, **STYLE)
+output.width = max(output.width, 80)  # in less, columns of a table would be single letters
 progress = Console(stderr=True, quiet=RANK > 0, **STYLE)
 errors = Console(stderr=True, **STYLE)
 say = output.print  # one line of a result
@@ -65,7 +66,7 @@ def show_progress(shown: bool) -> None:
 
 def say_json(content: Any) -> None:
     """Print the result as one JSON object."""
-    say(json.dumps(content, indent=2, ensure_ascii=False))
+    say(json.dumps(content, indent=2, ensure_ascii=output.encoding != "utf-8"))
 
 
 def note(text: str) -> None:

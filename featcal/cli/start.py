@@ -6,6 +6,7 @@ torch's libraries read the variables for sharing the machine as they are loaded:
 import gc
 import os
 import signal
+import sys
 
 QUOTA = "/sys/fs/cgroup/cpu.max"  # of a container: microseconds per period, and the period
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}  # of GNU's and of Intel's OpenMP
@@ -18,6 +19,8 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.set_threshold(10_000)  # not 700: importing torch takes half a second less
     share_machine()
+    if sys.stdout:  # of terminals without UTF-8, after the work is done
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     from featcal.cli.main import CLOSED, INTERRUPTED, main
 
     if ours:

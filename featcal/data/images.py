@@ -227,7 +227,10 @@ class EncodedRows:
                     raise ValueError(f"it is the text {shown!r}, which is the path of no file")
                 encoded = {"bytes": None, "path": path}
                 named = f"{os.path.relpath(path, self._root)[-60:]} (row {row})"
-            pixels = self._preprocess.pixels(datasets.Image().decode_example(encoded))
+            image = datasets.Image().decode_example(encoded)
+            if image.mode[0] in "IF" and image.getextrema()[1] > 255:
+                raise ValueError("its values have more than 8 bits; convert it to 8")
+            pixels = self._preprocess.pixels(image)
         except UNDECODABLE as error:
             unknown = isinstance(error, UnidentifiedImageError)  # its message is an address
             reason = "no known format" if unknown else one_line(error)

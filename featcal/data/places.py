@@ -87,8 +87,11 @@ def location_of(option: str, given: str) -> Location:
     return Location(hub["name"], hub["revision"] or "main", hub["config"])
 
 
-def open_table(location: Location, split: str) -> "Dataset":
-    """Return all columns of one split; the lines of .jsonl and .txt files are its column `text`."""
+def open_table(location: Location, split: str, lines: bool = True) -> "Dataset":
+    """Return all columns of one split.
+
+    lines: the lines of .jsonl files are the column `text`, as those of .txt files are.
+    """
     _require_split(split)
     if location.on_hub:
         folder, at = _hub_folder(location), f"{location.source}@{location.revision}"
@@ -101,9 +104,10 @@ def open_table(location: Location, split: str) -> "Dataset":
             problem = f"holds a folder {split}, as sets of pictures do, but this model reads texts"
             raise BadData(path, problem, f"give texts: {layouts}")
         raise _no_split(path, split, layouts)
-    builder = BUILDERS.get(files[0].suffix.lower())
+    builder = BUILDERS.get(suffix := files[0].suffix.lower())
     if builder is None:
         raise BadFile(files[0], "is no data file", f"give one of {', '.join(BUILDERS)}")
+    builder = "json" if suffix == ".jsonl" and not lines else builder
     options: Any = {"data_files": [glob.escape(str(file)) for file in files], "split": "train"}
     return _read(str(files[0]), builder, **options, **READING.get(builder, {}))
 
@@ -118,7 +122,7 @@ def open_images(
     _require_split(split)
     path, at = Path(location.source), f"{location.source} ({split})"
     if location.on_hub or path.is_file() or split_files(path, split, (".parquet", ".arrow")):
-        table = open_table(location, split)
+        table = open_table(location, split, lines=False)
     else:
         table = _picture_folder(path, split, labelled)
     own = {name: (columns or {}).get(name, name) for name in (IMAGE, LABEL)[: 1 + labelled]}
@@ -130,7 +134,7 @@ def open_images(
     table = table.rename_columns({column: name for name, column in own.items()})
     try:
         return table.cast_column(IMAGE, datasets.Image(decode=False))
-    except (pyarrow.ArrowInvalid, TypeError, ValueError) as error:
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
         way_out = "store encoded pictures (PNG, JPEG) as the Image feature of `datasets` does"
         problem = f"the column image holds no pictures ({one_line(error)})"
         raise BadData(at, problem, way_out) from None
@@ -174,6 +178,8 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
     files = pictures_in(root)
     if not files:
         raise BadData(at, "holds no picture that can be read", "put PNG or JPEG files there")
+    if odd := [file for file in files if re.search(r"[\ud800-\udfff]", file)]:
+        raise BadData(at, f"the name {odd[0]!a} is not text in UTF-8", "rename the file")
     columns = {IMAGE: [os.path.abspath(root / file) for file in files]}
     features = datasets.Features({IMAGE: datasets.Image(decode=False)})
     if labelled:
@@ -196,8 +202,11 @@ def pictures_in(folder: Path) -> list[str]:
     """Return the paths of the pictures below a folder, in order, without hidden ones."""
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    known, walk = tuple(ImageFolder.EXTENSIONS), os.walk(folder, followlinks=True)
-    paths = (os.path.relpath(f"{at}/{name}", folder) for at, _, names in walk for name in names)
+    known, paths = tuple(ImageFolder.EXTENSIONS), list[str]()
+    for at, parts, names in os.walk(folder, followlinks=True):
+        real = Path(at).resolve()  # a link to a folder that it lies in has no end
+        parts[:] = [p for p in parts if not real.is_relative_to(Path(at, p).resolve())]
+        paths += (os.path.relpath(f"{at}/{name}", folder) for name in names)
     return sorted(p for p in paths if p.lower().endswith(known) and not _HIDDEN.search(p))
 
 
@@ -220,7 +229,7 @@ def _read(at: str, builder: str, **options: Any) -> "Dataset":
     import pyarrow
     import yaml
 
-    refused = (datasets.exceptions.DatasetsError, pyarrow.ArrowInvalid, yaml.YAMLError)
+    refused = (datasets.exceptions.DatasetsError, pyarrow.ArrowException, yaml.YAMLError)
     try:
         with quiet_datasets(), TemporaryDirectory() as cache:
             if "data_files" in options:
@@ -296,6 +305,6 @@ def _require_split(split: str) -> None:
 
 def _no_split(folder: Path, split: str, layouts: str) -> MissingPath:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    content = f"the folder has: {', '.join(names) or 'nothing'}"
+    content = f"the folder has: {shorten(', '.join(names), 200) or 'nothing'}"
     way_out = f"put {layouts} there, or name another split ({content})"
     return MissingPath(folder / split, f"the split {split!r}", way_out)

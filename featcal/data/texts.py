@@ -82,8 +82,9 @@ class TextRows(Sequence[Sample]):
             return Sample(origin, line)
         try:
             return _sample(origin, json.loads(line), self._columns)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise BadData(origin, f"not JSON ({error})", "put one object on each line") from None
+        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+            problem = f"not JSON ({one_line(error)})"
+            raise BadData(origin, problem, "put one object on each line") from None
 
 
 def load_text(location: Location, split: str, columns: Columns = None) -> TextRows:

@@ -179,6 +179,14 @@ def test_a_pipe_that_is_closed_early_is_no_bug(models):
     assert (done.returncode, done.stderr) == (cli.CLOSED, b"")
 
 
+def test_a_terminal_may_be_narrow_and_without_unicode(models):
+    command = "-m featcal compare --model a=merged --model b=merged".split()
+    command = [sys.executable, *command, *DATA, *EXPERTS]
+    narrow = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "30"}
+    done = subprocess.run(command, env=narrow, capture_output=True, text=True, check=True)
+    assert re.search(r"^dtd +b +\d+ ", done.stdout, re.M) and "drift ?" in done.stdout
+
+
 PROGRAM = """
 import atexit, os, runpy, sys
 slow = {"torch", "transformers", "datasets"}

@@ -1,6 +1,7 @@
 """Models are named once: what merge records serves fix, compare, evaluate and plan."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from featcal.models.stored import skeleton
 
 EXPERTS = {"math": "models/math", "code": "models/code"}
 DATA = {"math": "math.jsonl", "code": "code.jsonl"}
+NAMES = re.compile("nowhere|gone|lost|away.jsonl")
 NAMED = "--expert math=models/math --expert code=models/code".split()
 BY_NAME = [part for task, path in DATA.items() for part in ("--data", f"{task}={path}")]
 
@@ -167,8 +169,23 @@ def test_a_message_names_all_that_is_missing_or_seems_swapped(merged, capsys):
     wrong = "fix nowhere --base gone --expert math=lost --data math=away.jsonl".split()
     message = refused(wrong, Path(), capsys)
     assert all(name in message for name in ("nowhere", "gone", "lost", "away.jsonl"))
+    for wrong in (
+        "evaluate --model nowhere --clip gone --data math=away.jsonl",
+        "compare --model m=nowhere --base gone --expert math=lost --data math=away.jsonl",
+        "convert nowhere --clip gone --out new",
+    ):
+        message = refused(wrong.split(), Path(), capsys)
+        assert all(f"{name}: no such" in message for name in set(NAMES.findall(wrong)))
     named = ["fix", "merged", "--base", "base", *NAMED, *BY_NAME[:2]]
     assert "--data code=PATH" in refused(named, Path(), capsys)
+    typed = refused([*named, "--data", "cod=code.jsonl"], Path(), capsys)
+    assert "did you mean 'code'?" in typed and "--data code=PATH" in typed
+    for task in DATA:
+        Path(f"{task}.jsonl").write_text('{"question": "a"}\n' * 12)
+    message = refused([*named, *BY_NAME[2:]], Path(), capsys)
+    assert "math.jsonl, line" in message and "code.jsonl, line" in message
+    Path("merged/featcal.json").write_text('{"base": "base", "experts": {"math": 1}}')
+    assert "does not have the form" in refused(["fix", "merged", *BY_NAME], Path(), capsys)
 
 
 def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):

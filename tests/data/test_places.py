@@ -46,9 +46,17 @@ def test_pictures_without_labels_are_read_in_order_of_their_paths(tmp_path, layo
     (tmp_path / layout / ".hidden").mkdir(parents=True)
     for name in [*names, ".hidden/c.png"]:
         checkpoints.picture().save(tmp_path / layout / name)
+    (tmp_path / layout / "loop").symlink_to(tmp_path / layout)
     rows = open_images(Location(tmp_path), "train", False)["image"]
     assert [os.path.basename(row["path"]) for row in rows] == sorted(names)
     assert Location(tmp_path).has_splits == bool(layout)
+    lines = [{"picture": f"{layout}/{name}"} for name in names]
+    location = Location(jsonl(tmp_path / "lines.jsonl", lines))
+    rows = open_images(location, "train", False, {"image": "picture"})["image"]
+    assert [os.path.basename(row["path"]) for row in rows] == names
+    checkpoints.picture().save(tmp_path / layout / os.fsdecode(b"caf\xe9.png"))
+    with pytest.raises(BadData, match=r"caf\\udce9\.png' is not text in UTF-8"):
+        open_images(Location(tmp_path), "train", False)
 
 
 def test_nothing_is_left_in_the_data_folder_or_in_the_cache(tmp_path, monkeypatch):
@@ -63,8 +71,11 @@ def test_a_missing_split_is_reported_with_the_folders_content(tmp_path, read):
     with pytest.raises(MissingPath, match="nowhere"):
         read(Location(tmp_path / "nowhere"), "test")
     parquet(tmp_path / "set", feature=PETS)
-    with pytest.raises(MissingPath, match=r"train[\s\S]*the folder has: test\.parquet"):
+    for number in range(99):
+        (tmp_path / f"set/x{number:09}.bin").touch()
+    with pytest.raises(MissingPath, match=r"train[\s\S]*the folder has: test\.parquet") as error:
         read(Location(tmp_path / "set"), "train")
+    assert len(str(error.value)) < 600
 
 
 def test_pictures_given_to_a_text_model_are_named_as_such(tmp_path):

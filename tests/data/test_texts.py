@@ -75,6 +75,7 @@ def test_files_hold_texts_pairs_or_chats(tmp_path, row, text, target, messages):
     ("content", "said"),
     [
         (b'{"text": "fine"}\n{"text": ', "line 2: not JSON"),
+        (b'{"text": "fine"}\n{"text": "a", "id": ' + b"9" * 5000 + b"}\n", "line 2: not JSON"),
         (b'{"text": "fine"}\n"only text"\n', "line 2: is a str, not an object"),
         (b'{"text": "fine"}\n{"txt": "a", "label": 1}\n', r"line 2: holds txt, label[\s\S]*prompt"),
         (b'{"text": "fine"}\n{"text": 7}\n', "line 2: 'text' is int"),

@@ -110,6 +110,7 @@ def test_relations_are_between_the_vectors_that_sentence_transformers_makes(tmp_
     for seed, name in enumerate("ab"):
         language.folder(tmp_path / name, "bert", seed)
         sentence_folder(tmp_path / name, {"pooling_mode": "max"})
+        (tmp_path / name / "config_sentence_transformers.json").write_text('{"truncate_dim": 6}')
         encoder = library.SentenceTransformer(str(tmp_path / name), device="cpu")
         vectors.append(encoder.encode(texts, convert_to_tensor=True))
     batch = dict(language.tokenizer()(texts, padding=True, return_tensors="pt"))
@@ -118,7 +119,7 @@ def test_relations_are_between_the_vectors_that_sentence_transformers_makes(tmp_
     assert one.relations == pytest.approx(float(relational_divergence(*vectors).mean()), rel=1e-3)
     (tmp_path / "a/modules.json").unlink()  # a plain folder has its vectors made as the expert's
     assert featcal.compare(*folders, {"b": [batch]}) == [one]
-    classes = encoder.encode(["red", "the cat"])
+    classes = encoder.encode(["red", "the cat"], normalize_embeddings=True)
     few = {"b": [{name: x[:2] for name, x in batch.items()}]}
     assert featcal.compare(*folders, few, labels={"b": torch.as_tensor(classes)})[0].relations > 0
     expected = float(relational_divergence(*vectors, classes).mean())
