@@ -144,11 +144,6 @@ def licences_of(models: Mapping[str, object]) -> dict[Licence, list[str]]:
     return dict(sorted(roles.items(), key=lambda one: not one[0]))  # no licence last
 
 
-def licences_differ(models: Mapping[str, object]) -> bool:
-    """Return True if two of the models state different licences."""
-    return len([licence for licence in licences_of(models) if licence]) > 1
-
-
 def render_card(
     title: str,
     summary: str,
@@ -298,10 +293,7 @@ def models_record(base: object, experts: Mapping[str, Any], out: str | Path) -> 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's record; {} without one. Raises: BadFile."""
     record = optional_json(folder / RECORD)
-    wrong = [k for k, kind in KINDS.items() if not isinstance(record.get(k, kind()), kind)]
-    names = {"base": record.get("base"), **(record.get("experts", {}) if not wrong else {})}
-    wrong += [key for key, name in names.items() if not isinstance(name, str | None)]
-    if wrong:
+    if wrong := [k for k, kind in KINDS.items() if not isinstance(record.get(k, kind()), kind)]:
         problem = f"{wrong[0]} does not have the form that featcal writes"
         raise BadFile(folder / RECORD, problem, "correct or remove it")
     return record

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from torch import Tensor, nn
 
 from featcal.calibration import choose
 from featcal.calibration.block import Run, Student, sweep
-from featcal.calibration.features import NO_SAMPLES, Models, check_plan, open_models
+from featcal.calibration.features import Models, check_plan, open_models
 from featcal.calibration.ranks import current
 from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_calibrated
 from featcal.card import BlockRecord, Result, calibration_card
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, BadCapture, BadSetting, SingularGram
+from featcal.errors import BadCapture, BadSetting, SingularGram
 from featcal.files import claimed, require_apart
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated, require_replaceable
@@ -267,10 +268,8 @@ def check(
     with exact_products(), models.evaluated(), spool:
         samples = {}
         for task, expert in models.experts.items():
-            head = next(iter(batches[task]), None)
-            if head is None:
-                raise BadBatches(task, NO_SAMPLES)
-            samples[task] = [check_plan(models, task, head, [models.student, expert])]
+            given, both = islice(batches[task], 1), [models.student, expert]
+            samples[task] = [check_plan(models, task, head, both) for head in given]
         run = Run(models, spool, current(), block_drift=False, solve=False)
         own = sweep_solvable if settings == "auto" else sweep
         own(run, [Student(models.student, models.settings)], samples)

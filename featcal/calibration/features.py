@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.core.moments import Drift
+from featcal.core.precision import FLOATS
 from featcal.errors import BadBatches, BadPlan
 from featcal.models.batch import (
     PROVING,
@@ -27,7 +28,6 @@ from featcal.models.batch import (
     check_batch,
     naming,
     padding_mask,
-    require_floating,
     some_samples,
 )
 from featcal.models.blocks import check_replay, first_inputs, stack_output, step
@@ -100,7 +100,8 @@ def open_models(
     if first is None:
         raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks")
     target, dtype = torch_device(device or first.device), dtype or first.dtype
-    require_floating("calibrate.dtype", dtype)
+    expected = "must be a floating-point type, such as torch.float32"
+    require(dtype in FLOATS, "calibrate.dtype", str(dtype), expected)
     experts = {
         task: dense_model(base, expert).to(target, dtype) if is_adapter(expert) else expert
         for task, expert in sorted(experts.items())

@@ -14,6 +14,7 @@ from featcal.cli import options, output
 from featcal.cli.inputs import Inputs, Request, differing_vocabularies, read_inputs, whole_experts
 from featcal.cli.output import note, progress_lines, say, say_json, table
 from featcal.errors import BadCapture, BadPlan
+from featcal.files import require_apart
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ def calibrate(
     as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:
-    """Calibrate a merged model to its experts' features, block by block in closed form, and write
-    the result as a folder of the same format.
-    """
+    """Calibrate a merged model to its experts' features and write a folder of the same format."""
     own = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
     pairs = options.with_own_options(setting, **own, batch=batch)
     values, keys = options.read_set(pairs, "calibrate", *SETTINGS)
@@ -148,9 +147,7 @@ def require_work_folder(work: Path | None, folders: list[Path]) -> None:
     if work is None:
         return
     require(not work.is_file(), "calibrate.work", str(work), "names a file; name a folder")
-    for folder in (folder.resolve() for folder in folders):
-        expected = f"lies in {folder}, which is read or written as a whole; name another folder"
-        require(not work.resolve().is_relative_to(folder), "calibrate.work", str(work), expected)
+    require_apart("calibrate.work", work / "run", folders)
     output.require_writable("calibrate.work", work / "run")
 
 
@@ -202,8 +199,7 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
     most = max(task.samples for task in batches.values())
     longest = max(task.longest for task in batches.values())
     size, on_gpu = min(request.keys.batch, most), torch_device(request.device).type == "cuda"
-    memory = {"on_gpu": on_gpu, "host_memory": request.keys.host_memory}
-    job = Job(len(batches), most, size, request.settings, **memory)
+    job = Job(len(batches), most, size, request.settings, on_gpu, 0, request.keys.host_memory)
     model = request.student.to(request.draw.dtype)
     drawn = {t: {"samples": of.samples, "longest": of.longest} for t, of in batches.items()}
     try:
@@ -234,22 +230,19 @@ def return_large_blocks() -> None:
 
 def rewrite_card(request: Calibrating, counts: Mapping[str, int], result: card.Result) -> None:
     """Replace the card of a written folder by one that also names the source of the samples."""
-    same = len(set(counts.values())) == 1
+    inputs, draw = request.inputs, request.draw
     listed = ", ".join(f"{task} {count}" for task, count in counts.items())
-    rows: dict[str, object] = {
-        "samples of each task": next(iter(counts.values())) if same else listed,
-        "split": request.draw.split,
-        "seed": request.draw.seed,
-        "precision": str(request.draw.dtype).removeprefix("torch."),
-    }
-    if request.draw.tokens:
-        rows["maximum tokens of a sample"] = request.draw.tokens
-    inputs = request.inputs
+    each = listed if len(set(counts.values())) > 1 else next(iter(counts.values()))
+    rows: dict[str, object] = {"samples of each task": each, "split": draw.split}
+    rows |= {"seed": draw.seed, "precision": str(draw.dtype).removeprefix("torch.")}
+    if draw.tokens:
+        rows["maximum tokens of a sample"] = draw.tokens
     rows |= {f"samples of {task}": one.name for task, one in sorted(inputs.data.items())}
     on_hub = [str(one.source) for _, one in sorted(inputs.data.items()) if one.on_hub]
     models = inputs.merged, inputs.base, inputs.experts
     card.write_card(request.out, card.calibration_card(*models, result, rows, on_hub))
-    if card.licences_differ({"base": inputs.base, "merged": inputs.merged, **inputs.experts}):
+    roles = {"base": inputs.base, "merged": inputs.merged, **inputs.experts}
+    if sum(map(bool, card.licences_of(roles))) > 1:
         file = request.out / "README.md"
         note(f"{file}: the inputs have different licences; decide which terms apply")
 

@@ -60,9 +60,7 @@ def compare(
     card: options.Card = False,
     as_json: options.Json = False,
 ) -> None:
-    """Measure how closely models match their experts: drift, cosine, KL and top-1 agreement. No
-    labels are needed.
-    """
+    """Measure how closely models match their experts, without labels: drift, cosine, KL, top-1."""
     (keys,) = options.read_set(setting, "compare", *SETTINGS)
     models, inputs = read_compared(model, base, expert, data, keys.recipe)
     for folder in models.values() if card else ():
@@ -82,8 +80,7 @@ def compare(
     for task in inputs.data:
         first = max((one["samples"].get(t, 0) for t, one in same if t == task), default=0)
         first = first if skip is None else skip
-        least = samples or 2
-        draws[task] = collect(request.rest, task, first, samples or MOST, 0, least, OTHERS)
+        draws[task] = collect(request.rest, task, first, samples or MOST, 0, samples or 2, OTHERS)
     collect.report()
     if skip is None and any(own.skip for own in draws.values()):
         listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())

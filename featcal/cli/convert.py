@@ -6,13 +6,12 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.inputs import AllAtOnce, model_folders
+from featcal.cli.inputs import model_folder
 from featcal.cli.output import new_folder, require_space, say, say_json, stored_bytes
 from featcal.errors import BadFile, TensorsDiffer
 from featcal.files import atomic_folder, read_json
 from featcal.settings import require
 
-MODEL = "Model folder of transformers or open_clip."
 CLIP = "Whole CLIP that provides the text tower, if MODEL is a vision model only."
 TOKENIZERS = ("tokenizer.json", "vocab.json")
 EPILOG = """Examples:
@@ -23,16 +22,14 @@ featcal convert calibrated --clip base --out open_clip_folder"""
 
 
 def convert(
-    model: Annotated[str, Argument(**options.MODEL, help=MODEL)],
+    model: Annotated[str, Argument(**options.MODEL, help="Folder of transformers or open_clip.")],
     out: Annotated[Path, Option(help="Folder to write, in the other format.")],
     clip: Annotated[str | None, Option(**options.MODEL, help=CLIP)] = None,
     as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:
     """Convert a CLIP model between transformers and open_clip, in float32 and without rounding."""
-    collect = AllAtOnce()
-    source, whole = model_folders(collect, MODEL=model, clip=clip)
-    collect.report()
+    source, whole = model_folder("MODEL", model), clip and model_folder("--clip", clip)
     new_folder(out, force, [source, whole] if whole else [source])
     require_space("--out", out, stored_bytes(source))
     from featcal.interchange.open_clip import CONFIG
@@ -46,8 +43,7 @@ def convert(
         to_open_clip(source, out, whole)
         more = f'; load it: open_clip.create_model("local-dir:{out}")'
     else:
-        expected = "is not needed: an open_clip folder has both towers"
-        require(whole is None, "--clip", clip, expected)
+        require(whole is None, "--clip", clip, "is not needed: an open_clip folder has both towers")
         to_transformers(source, out)
         lacks = "; it has no tokenizer, and featcal evaluate needs CLIP's tokenizer files in it"
         more = "" if any((out / name).is_file() for name in TOKENIZERS) else lacks

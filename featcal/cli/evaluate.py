@@ -60,8 +60,9 @@ def evaluate(
     columns = options.columns_named(column)
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
-    collect, named = inputs.AllAtOnce(), {"model": model, "clip": clip, "class_means": class_means}
-    folder, whole, base = inputs.model_folders(collect, **named)
+    collect = inputs.AllAtOnce()
+    named = {"--model": model, "--clip": clip, "--class-means": class_means}.items()
+    folder, whole, base = (at and collect(inputs.model_folder, name, at) for name, at in named)
     datasets = inputs.named_data(data, collect)
     for check in (inputs.check_config, read_card)[: 1 + card] if folder else ():
         collect(check, folder)

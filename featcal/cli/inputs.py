@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from featcal.cli.output import note
 from featcal.errors import BadFile, BadPlan, BadSetting, FeatCalError, MissingPath, UnknownKey
 from featcal.files import read_json
 from featcal.interchange.mergekit import WRITTEN, Recipe, read_recipe, recipe_in
+from featcal.models.checkpoint import is_adapter, modules_of
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -82,13 +83,12 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
 
     near: another folder to search, before the current.   weights: False for configuration alone.
     """
+    require(isinstance(given, str), named_by, given, "must name a model")  # in a record
     folder = Path(os.path.expanduser(given))  # no shell does; Path.expanduser raises for ~nobody
     require(not folder.is_file(), named_by, str(folder), "names a file; give the folder of it")
     if near is not None and (near / folder).is_dir():
         folder = Path(os.path.relpath((near / folder).resolve()))
     if folder.is_dir():
-        from featcal.models.checkpoint import modules_of
-
         modules_of(folder)  # names an old layout, whose config.json is in a sub-folder
         expected = f"must be a model folder, which has a {CONFIGS[0]}"
         has_one = any((folder / name).is_file() for name in CONFIGS)
@@ -105,12 +105,6 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
     files = CONFIGURATION + (["*.safetensors"] if weights else [])
     with reaching(hub["name"], hub["revision"], f"; given with {named_by}; {searched} before"):
         return Path(snapshot_download(hub["name"], revision=hub["revision"], allow_patterns=files))
-
-
-def model_folders(collect: AllAtOnce, **given: str | None) -> list[Any]:
-    """Return the folders of options, or of the argument MODEL; None for those that are not given."""
-    names = {key: key if key.isupper() else f"--{key.replace('_', '-')}" for key in given}
-    return [at and collect(model_folder, names[key], at) for key, at in given.items()]
 
 
 def named(option: str, pairs: Iterable[str], form: str, find: Callable[..., T]) -> dict[str, T]:
@@ -172,8 +166,6 @@ def read_inputs(
         note(f"{origin} was merged itself, {folder} may not be: are base and merged model swapped?")
     origin = origin or folder
     assert origin is not None
-    from featcal.models.checkpoint import is_adapter
-
     adapter_bases = {n: origin for n, f in experts.items() if is_adapter(f)} | adapter_bases
     if names is not None:
         listed = ", ".join(f"{name}={path}" for name, path in experts.items())
@@ -378,8 +370,8 @@ def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator
         if not any(work.rglob("blocks/*")):
             for folder in made.values():
                 shutil.rmtree(folder, ignore_errors=True)
-            for folder in (work / "experts", work) if made else ():
-                if folder.is_dir() and not any(folder.iterdir()):
+            with suppress(OSError):  # another process needs it
+                for folder in (work / "experts", work) if made else ():
                     folder.rmdir()
 
 

@@ -33,15 +33,11 @@ featcal inspect merged --plan --json"""
 
 
 def inspect(
-    model: Annotated[
-        str, Argument(**options.MODEL, help="Model folder: config.json and safetensors.")
-    ],
+    model: Annotated[str, Argument(**options.MODEL, help="Folder with config.json, safetensors.")],
     plan: Annotated[bool | None, Option("--plan/--tensors", show_default=False, help=PLAN)] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show the contents of a model folder and, with --plan, what calibration solves of it. Exit
-    code 2 for NaN or infinity.
-    """
+    """Show a model folder; with --plan what calibration solves. Exit code 2 for NaN or infinity."""
     from featcal.models.checkpoint import LazyCheckpoint
 
     folder = inputs.model_folder("MODEL", model)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 SUM_DTYPE = torch.float64
+FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64
 HALF = (torch.bfloat16, torch.float16)
 
 

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from featcal.core.precision import FLOATS
 from featcal.data import texts as text_data
 from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Indices, Preprocess
 from featcal.data.places import Columns, Location, location_of, open_images
 from featcal.data.texts import ModelInput, Reader, Sample, TokenizedText, input_of
-from featcal.models.batch import IGNORED, Batch, require_floating
+from featcal.models.batch import IGNORED, Batch
 from featcal.models.stored import skeleton
 from featcal.settings import require
 
@@ -95,10 +96,12 @@ def load_batches(
     """
     expected = "must be a dictionary of paths by task"
     require(isinstance(data, Mapping), "load_batches", type(data).__name__, expected)
-    for name, number, least in (("samples", samples, 1), ("batch", batch, 1), ("seed", seed, 0)):
-        require(number >= least, f"load_batches.{name}", number, f"must be at least {least}")
-    require_floating("load_batches.dtype", dtype)
-    require(tokens is None or tokens >= 1, "load_batches.tokens", tokens, "must be at least 1")
+    given = ("samples", samples, 1), ("batch", batch, 1), ("seed", seed, 0), ("tokens", tokens, 1)
+    for name, number, least in given:
+        fits = number is None or number >= least
+        require(fits, f"load_batches.{name}", number, f"must be at least {least}")
+    expected = "must be a floating-point type, such as torch.float32"
+    require(dtype in FLOATS, "load_batches.dtype", str(dtype), expected)
     locations = {task: location_of("load_batches", str(path)) for task, path in data.items()}
     draw = Draw(samples, seed, batch, split, tokens, dtype, columns=columns)
     return drawn(skeleton(model), [Path(model)], locations, draw)

@@ -87,11 +87,8 @@ def location_of(option: str, given: str) -> Location:
     return Location(hub["name"], hub["revision"] or "main", hub["config"])
 
 
-def open_table(location: Location, split: str, lines: bool = True) -> "Dataset":
-    """Return all columns of one split.
-
-    lines: the lines of .jsonl files are the column `text`, as those of .txt files are.
-    """
+def open_table(location: Location, split: str, builders: Mapping[str, str] = BUILDERS) -> "Dataset":
+    """Return all columns of one split; the lines of .jsonl and .txt files are its column `text`."""
     _require_split(split)
     if location.on_hub:
         folder, at = _hub_folder(location), f"{location.source}@{location.revision}"
@@ -104,10 +101,9 @@ def open_table(location: Location, split: str, lines: bool = True) -> "Dataset":
             problem = f"holds a folder {split}, as sets of pictures do, but this model reads texts"
             raise BadData(path, problem, f"give texts: {layouts}")
         raise _no_split(path, split, layouts)
-    builder = BUILDERS.get(suffix := files[0].suffix.lower())
+    builder = builders.get(files[0].suffix.lower())
     if builder is None:
         raise BadFile(files[0], "is no data file", f"give one of {', '.join(BUILDERS)}")
-    builder = "json" if suffix == ".jsonl" and not lines else builder
     options: Any = {"data_files": [glob.escape(str(file)) for file in files], "split": "train"}
     return _read(str(files[0]), builder, **options, **READING.get(builder, {}))
 
@@ -122,7 +118,7 @@ def open_images(
     _require_split(split)
     path, at = Path(location.source), f"{location.source} ({split})"
     if location.on_hub or path.is_file() or split_files(path, split, (".parquet", ".arrow")):
-        table = open_table(location, split, lines=False)
+        table = open_table(location, split, BUILDERS | {".jsonl": "json"})
     else:
         table = _picture_folder(path, split, labelled)
     own = {name: (columns or {}).get(name, name) for name in (IMAGE, LABEL)[: 1 + labelled]}

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from featcal.calibration import choose
 from featcal.core.moments import Drift
-from featcal.core.precision import SUM_DTYPE, exact_products
+from featcal.core.precision import FLOATS, SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, NotFinite
 from featcal.models import streamed
-from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming, require_floating
+from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan, blocks_of, plan_for
@@ -94,7 +94,8 @@ def compare(
     expected = "must be a dictionary with at least one model by its name"
     named = isinstance(models, Mapping) and bool(models)
     require(named, "compare.models", type(models).__name__, expected)
-    require_floating("compare.dtype", dtype)
+    expected = "must be a floating-point type, such as torch.float32"
+    require(dtype in FLOATS, "compare.dtype", str(dtype), expected)
     target = torch_device(device)
 
     def opened(model: Model) -> ModelHandle:

@@ -29,12 +29,6 @@ AFTER_HEAD = "logits_scaling logit_scale lm_head_multiplier final_logit_softcapp
 AFTER_HEAD += "logits_soft_cap output_logit_soft_cap".split()
 
 
-def require_floating(key: str, dtype: object) -> None:
-    """Raise BadSetting unless this is a floating-point type of torch."""
-    fits = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-    require(fits, key, str(dtype), "must be a floating-point type, such as torch.float32")
-
-
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
     """Raise BadBatches or BadSetting unless both are dictionaries with the same tasks."""
     for name, given in (("experts", experts), ("batches", batches)):

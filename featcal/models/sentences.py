@@ -67,7 +67,6 @@ class Sentences:
         folder, modes, unpooled = Path(folder), ("mean",), 0
         layers: list[Callable[[Tensor], Tensor]] = []
         prompt = Texts.of_folder(folder).prepared("")
-        width = optional_json(folder / "config_sentence_transformers.json").get("truncate_dim")
         for path, kind in modules_of(folder).items():
             if kind == "Pooling":
                 config = optional_json(folder / path / "config.json")
@@ -83,7 +82,7 @@ class Sentences:
             elif kind != "Dropout":
                 problem = f"its module {kind} ({path}) is not supported"
                 raise BadFile(folder / MODULES, problem, USE_LIBRARY)
-        if width is not None and encodes_sentences(folder):
+        if width := optional_json(folder / "config_sentence_transformers.json").get("truncate_dim"):
             layers.append(lambda vectors: vectors[:, :width])
         return cls(modes, tuple(layers), unpooled, encodes_sentences(folder))
 

@@ -172,7 +172,6 @@ def test_a_message_names_all_that_is_missing_or_seems_swapped(merged, capsys):
     for wrong in (
         "evaluate --model nowhere --clip gone --data math=away.jsonl",
         "compare --model m=nowhere --base gone --expert math=lost --data math=away.jsonl",
-        "convert nowhere --clip gone --out new",
     ):
         message = refused(wrong.split(), Path(), capsys)
         assert all(f"{name}: no such" in message for name in set(NAMES.findall(wrong)))
@@ -184,8 +183,9 @@ def test_a_message_names_all_that_is_missing_or_seems_swapped(merged, capsys):
         Path(f"{task}.jsonl").write_text('{"question": "a"}\n' * 12)
     message = refused([*named, *BY_NAME[2:]], Path(), capsys)
     assert "math.jsonl, line" in message and "code.jsonl, line" in message
-    Path("merged/featcal.json").write_text('{"base": "base", "experts": {"math": 1}}')
-    assert "does not have the form" in refused(["fix", "merged", *BY_NAME], Path(), capsys)
+    for wrong in '{"base": 1, "experts": {"math": "models/math"}}', '{"samples": 1}':
+        Path("merged/featcal.json").write_text(wrong)
+        assert "featcal.json: " in refused(["fix", "merged", *BY_NAME], Path(), capsys)
 
 
 def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 from test_cli import CALIBRATE, DATA, EVALUATE, EXPERTS, MERGE, models, ready, told  # noqa: F401 - two fixtures
 
-from featcal.card import add_results, front_matter, licences_differ, render_card
+from featcal.card import add_results, front_matter, licences_of, render_card
 from featcal.cli import main as cli
 from featcal.cli import output
 from featcal.data.places import Location
@@ -96,7 +96,7 @@ def test_a_licence_that_all_cards_share_is_inherited(tmp_path):
     data = card.data.license, card.data.license_name, card.data.license_link
     assert data == ("other", "mine", "https://example.org/terms")
     assert card.text.rstrip().endswith("- No licence stated: merged model.")
-    assert not licences_differ(inputs)
+    assert sum(map(bool, licences_of(inputs))) == 1
     several = with_card(tmp_path / "c", "license:\n- mit\n- apache-2.0")
     card = card_of({"base": several})
     assert card.data.license == ["mit", "apache-2.0"] and "`mit, apache-2.0`: base" in card.text
