@@ -145,10 +145,8 @@ def _hidden(path: Path, kind: str = "part") -> Path:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    with suppress(OSError):  # network file systems keep files that are open under another name
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
 
 def _is_disk_full(error: BaseException) -> bool:

@@ -77,13 +77,13 @@ class Location:
 def location_of(option: str, given: str) -> Location:
     """Return an existing path, else the data set of the hub of this name. Raises: MissingPath."""
     path = Path(os.path.expanduser(given))  # no shell does that after NAME=
-    if given and path.exists():
+    if given and os.path.exists(path):  # False for a name that is too long
         return Location(path)
     hub = _HUB.fullmatch(given)
     if hub is None or ".." in given:
         forms = "owner/name, owner/name@revision or owner/name:configuration"
         way_out = f"check the path; a data set of the hub is {forms}"
-        raise MissingPath(given, f"given with {option}", way_out)
+        raise MissingPath(shorten(given, 200), f"given with {option}", way_out)
     return Location(hub["name"], hub["revision"] or "main", hub["config"])
 
 

@@ -194,7 +194,6 @@ def test_folders_of_pictures_have_one_numbering_for_all_splits(tmp_path, preproc
         ({"image": [PNG, {"bytes": None, "path": "x.png"}]}, r"row 1 cannot be decoded .*x\.png"),
         ({"image": [PNG, None]}, "row 1 cannot be decoded"),
         ({"image": [PNG, encoded(Image.new("I;16", (9, 9), 999))]}, "8 bits"),
-        ({"image": [1, 2]}, "holds no pictures"),
         ({"image": [PNG, encoded(picture(size=(10, 99)))]}, r"1 is \(316, 32\) .* 0 is \(32, 40"),
     ],
 )

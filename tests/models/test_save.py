@@ -56,6 +56,8 @@ def test_an_interrupt_right_after_a_rename_leaves_one_whole_folder(tmp_path, mon
             raise KeyboardInterrupt
 
     (tmp_path / "model").mkdir()
+    with monkeypatch.context() as in_use, atomic_folder(tmp_path / "model"):
+        in_use.setattr(os, "rmdir", Mock(side_effect=OSError(errno.ENOTEMPTY, "in use")))
     monkeypatch.setattr(featcal.files, "_move", interrupted)
     with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "model"):
         pass
