@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 SETTINGS = (options.Sampling(batch=64, split="test"),)
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
-CLASS_MEANS = (
-    "Vision model whose class means over the split train are the heads for images. "
-    "Default: CLIP's text tower."
-)
+CLASS_MEANS = "Vision model whose class means over train are heads. Default: CLIP's text tower."
 LABELLED = "Labelled images or texts of a task. Repeatable."
 TEMPLATE = "Prompt with {} for the class. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."

@@ -32,10 +32,7 @@ Experts = Annotated[list[str] | None, Option("--expert", **NAMED, help=f"{EXPERT
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 COLUMN = "Column to read a key from, e.g. text=question or image=picture. Repeatable."
 Column = Annotated[list[str] | None, Option("--column", metavar="KEY=COLUMN", help=COLUMN)]
-CLASSES = (
-    "Names of a task's classes, for encoders without a head: answers are then similarities to the "
-    "vectors of these texts. Repeatable."
-)
+CLASSES = "Class names of a task: encoders are compared by similarity to these texts. Repeatable."
 Classes = Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)]
 Out = Annotated[Path, Option(help="Folder to write.")]
 PRESET = (

@@ -4,6 +4,7 @@ torch's libraries read the variables for sharing the machine as they are loaded:
 """
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -19,8 +20,8 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.set_threshold(10_000)  # not 700: importing torch takes half a second less
     share_machine()
-    if sys.stdout:  # of terminals without UTF-8, after the work is done
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack characters
+        sys.stdout.reconfigure(errors="replace")
     from featcal.cli.main import CLOSED, INTERRUPTED, main
 
     if ours:

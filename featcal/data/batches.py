@@ -102,9 +102,8 @@ def load_batches(
         require(fits, f"load_batches.{name}", number, f"must be at least {least}")
     expected = "must be a floating-point type, such as torch.float32"
     require(dtype in FLOATS, "load_batches.dtype", str(dtype), expected)
-    for path in data.values():
-        expected = "must be a path or the name of a data set"
-        require(isinstance(path, str | Path), "load_batches", type(path).__name__, expected)
+    wrong = [type(path).__name__ for path in data.values() if not isinstance(path, str | Path)]
+    require(not wrong, "load_batches", ", ".join(wrong), "must be paths or names of data sets")
     locations = {task: location_of("load_batches", str(path)) for task, path in data.items()}
     draw = Draw(samples, seed, batch, split, tokens, dtype, columns=columns)
     return drawn(skeleton(model), [Path(model)], locations, draw)

@@ -200,8 +200,8 @@ def pictures_in(folder: Path) -> list[str]:
 
     known, paths = tuple(ImageFolder.EXTENSIONS), list[str]()
     for at, parts, names in os.walk(folder, followlinks=True):
-        real = Path(at).resolve()  # a link to a folder that it lies in has no end
-        parts[:] = [p for p in parts if not real.is_relative_to(Path(at, p).resolve())]
+        above = {each.resolve() for each in (Path(at), *Path(at).parents)}
+        parts[:] = [part for part in parts if Path(at, part).resolve() not in above]  # no loops
         paths += (os.path.relpath(f"{at}/{name}", folder) for name in names)
     return sorted(p for p in paths if p.lower().endswith(known) and not _HIDDEN.search(p))
 

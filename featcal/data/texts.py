@@ -83,8 +83,9 @@ class TextRows(Sequence[Sample]):
         try:
             return _sample(origin, json.loads(line), self._columns)
         except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-            problem = f"not JSON ({one_line(error)})"
-            raise BadData(origin, problem, "put one object on each line") from None
+            raise BadData(
+                origin, f"not JSON ({one_line(error)})", "put one object on a line"
+            ) from None
 
 
 def load_text(location: Location, split: str, columns: Columns = None) -> TextRows:
@@ -332,7 +333,7 @@ def reader_for(
     if limit is not None:
         limit = min(limit, tokenizer.model_max_length)
         if tokens is not None and tokens > limit:
-            expected = f"must be at most {limit}, the positions that the model has"
+            expected = f"must be at most {limit}, the limit of the model or its tokenizer"
             raise BadSetting("tokens", tokens, expected)
     candidates = (*folders, expert or folder)
     texts = Texts.of_folder(next((f for f in candidates if (f / MODULES).is_file()), folder))

@@ -4,6 +4,7 @@ n samples · d width of a feature · p width of a vector.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,11 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
     if own and not (base / MODULES).is_file():
         sentences.append("The base is no SentenceTransformer: pooling and prompts are lost.")
     for name, folder in own.items():
+        with suppress(BadFile):  # a way that only calibration must know
+            if ours and Texts.of_folder(folder) != Texts.of_folder(base):
+                sentences.append(
+                    f"Expert {name!r} has another prompt, case or length than the base."
+                )
         for path, kind in modules_of(folder).items():
             if ours.get(path) != kind and (ours or any((folder / path).glob("*.safetensors"))):
                 problem = f"expert {name!r} has the module {kind} ({path}), which the base lacks"

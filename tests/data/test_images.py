@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers
 from checkpoints import picture
-from PIL import Image
 
 from featcal.data.images import ImageSet, Preprocess, class_names, load_images
 from featcal.data.places import quiet_datasets
@@ -193,7 +192,7 @@ def test_folders_of_pictures_have_one_numbering_for_all_splits(tmp_path, preproc
         ({"image": [PNG, {"bytes": None, "path": "https://a.b/x"}]}, "row 1 .*'https:.* is out"),
         ({"image": [PNG, {"bytes": None, "path": "x.png"}]}, r"row 1 cannot be decoded .*x\.png"),
         ({"image": [PNG, None]}, "row 1 cannot be decoded"),
-        ({"image": [PNG, encoded(Image.new("I;16", (9, 9), 999))]}, "8 bits"),
+        ({"image": [PNG, encoded(picture("L").convert("I;16").point(lambda x: 9 * x))]}, "8 bits"),
         ({"image": [PNG, encoded(picture(size=(10, 99)))]}, r"1 is \(316, 32\) .* 0 is \(32, 40"),
     ],
 )
