@@ -19,7 +19,7 @@ import yaml
 from featcal import __version__
 from featcal.errors import BadFile, one_line
 from featcal.files import atomic_path, optional_json, read_json
-from featcal.settings import Calibration
+from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCard
@@ -30,7 +30,6 @@ TEMPLATE = Path(__file__).with_name("card_template.md")
 SENTENCE_CLASS = "SentenceTransformer"  # what loads a folder with a modules.json
 LICENCE_KEYS = ("license", "license_name", "license_link")  # as the hub spells them
 Licence = tuple[tuple[str, str], ...]  # keys and values of a card's licence; () if it has none
-KINDS = {"experts": dict, "samples": dict, "rows": dict, "earlier": list}  # of a record's values
 DIGITS = 6  # later digits differ between machines
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β"}
 RECIPE = "mergekit_config.yml"
@@ -291,9 +290,9 @@ def models_record(base: object, experts: Mapping[str, Any], out: str | Path) -> 
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's record; {} without one. Raises: BadFile."""
+    """Return the content of a folder's record; {} without one. Raises: BadFile, BadSetting."""
     record = optional_json(folder / RECORD)
-    if wrong := [k for k, kind in KINDS.items() if not isinstance(record.get(k, kind()), kind)]:
-        problem = f"{wrong[0]} does not have the form that featcal writes"
-        raise BadFile(folder / RECORD, problem, "correct or remove it")
+    for key, kind in {"experts": dict, "samples": dict, "rows": dict, "earlier": list}.items():
+        value, expected = record.get(key, kind()), "must be as featcal writes it"
+        require(isinstance(value, kind), f"{folder / RECORD}: {key}", value, expected)
     return record

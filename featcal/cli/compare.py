@@ -75,8 +75,7 @@ def compare(
     seed = next((one["seed"] for _, one in used), 42) if seed is None else seed
     draw, names = keys.draw(MOST, seed, dtype, column), options.classes_named(classes, inputs.data)
     same = [(task, one) for task, one in used if one["seed"] == seed]
-    request, draws = Request(inputs, keys, draw, device, names), {}
-    collect = AllAtOnce()
+    request, draws, collect = Request(inputs, keys, draw, device, names), {}, AllAtOnce()
     for task in inputs.data:
         first = max((one["samples"].get(t, 0) for t, one in same if t == task), default=0)
         first = first if skip is None else skip

@@ -184,8 +184,7 @@ def text_answers(
     model = load_model(folder).to(device)
     way, reader = way_of(model), reader_for([folder], input_of(model), sampling.tokens)
     sentences, answers = Sentences.of_folder(folder), {}
-    one = way != "likelihood" or len(templates) < 2
-    require(one, "--template", templates, "must be one for likelihoods")
+    require(way != "likelihood" or len(templates) < 2, "--template", templates, "must be one here")
     expected = "is not used by a model with a head of classes"
     require(way != "head" or not templates, "--template", templates, expected)
     mean = ", the mean over its tokens" if way == "vectors" and not sentences.given else ""

@@ -336,9 +336,8 @@ class Request:
 
         folders, made, collect = (self.inputs.base, self.inputs.merged, *models), {}, AllAtOnce()
         for task, draw in sorted(draws.items()):
-            draw = replace(draw, expert=self.inputs.experts[task])
-            located = {task: self.inputs.data[task]}
-            made |= collect(drawn, self.student, folders, located, draw) or {}
+            own = {task: self.inputs.data[task]}, replace(draw, expert=self.inputs.experts[task])
+            made |= collect(drawn, self.student, folders, *own) or {}
         collect.report()
         return made
 

@@ -127,8 +127,7 @@ def set_option(*defaults: Settings) -> Any:
         for key, value in (pair for one in defaults for pair in one)
     )
     text = (
-        "Any other setting, also as an option of its own (--tokens 64); commas separate a list. "
-        f"Repeatable. Keys: {keys}."
+        f"Any other setting, also as --tokens 64; commas separate a list. Repeatable. Keys: {keys}."
     )
     return Option("--set", metavar="KEY=VALUE", help=text)
 

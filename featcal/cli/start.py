@@ -13,6 +13,15 @@ QUOTA = "/sys/fs/cgroup/cpu.max"  # of a container: microseconds per period, and
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}  # of GNU's and of Intel's OpenMP
 
 
+interrupts: list[object] = []  # signals: an import that one breaks may hide it, and fail later
+
+
+def interrupt(*received: object) -> None:
+    """Raise KeyboardInterrupt, and remember the signal."""
+    interrupts.append(received)
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """Run this process's arguments and return the exit code; SIGTERM does what Ctrl-C does."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -25,12 +34,14 @@ def main() -> int:
     from featcal.cli.main import CLOSED, INTERRUPTED, main
 
     if ours:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, interrupt)
     try:
         return main()
-    except KeyboardInterrupt:  # again, while the first one was reported
+    except (KeyboardInterrupt, Exception):  # again, while it was reported; or a broken import
+        if not interrupts:
+            raise
         return INTERRUPTED
     except SystemExit:  # rich's, where nobody reads the output any more
         return CLOSED

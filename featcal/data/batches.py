@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from featcal.core.precision import FLOATS
 from featcal.data import texts as text_data
 from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Indices, Preprocess
 from featcal.data.places import Columns, Location, location_of, open_images
@@ -100,8 +99,6 @@ def load_batches(
     for name, number, least in given:
         fits = number is None or number >= least
         require(fits, f"load_batches.{name}", number, f"must be at least {least}")
-    expected = "must be a floating-point type, such as torch.float32"
-    require(dtype in FLOATS, "load_batches.dtype", str(dtype), expected)
     wrong = [type(path).__name__ for path in data.values() if not isinstance(path, str | Path)]
     require(not wrong, "load_batches", ", ".join(wrong), "must be paths or names of data sets")
     locations = {task: location_of("load_batches", str(path)) for task, path in data.items()}

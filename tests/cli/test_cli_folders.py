@@ -142,6 +142,8 @@ def test_an_interrupted_calibration_ends_with_130_and_continues(models, capsys, 
         patched.setattr(output.errors, "print", again)
         patched.setattr(sys, "argv", ["featcal", *CALIBRATE])
         assert start.main() == cli.INTERRUPTED
+        patched.setattr(cli, "main", lambda: 1 / 0)  # as by an import that the signal broke
+        assert start.main() == cli.INTERRUPTED
     assert signal.getsignal(sent) is signal.SIG_IGN  # until the process has ended
     signal.signal(signal.SIGINT, ignored)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -180,7 +180,7 @@ def test_a_message_names_all_that_is_missing_or_seems_swapped(merged, capsys):
     message = refused([*named, *BY_NAME[2:]], Path(), capsys)
     assert "math.jsonl, line" in message and "code.jsonl, line" in message
     Path("merged/featcal.json").write_text('{"samples": 1}')
-    assert "featcal.json: samples does" in refused(["fix", "merged", *BY_NAME], Path(), capsys)
+    assert "featcal.json: samples: 1 cannot" in refused(["fix", "merged", *BY_NAME], Path(), capsys)
 
 
 def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):

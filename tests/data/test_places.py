@@ -28,12 +28,10 @@ def test_an_existing_path_is_read_and_other_names_are_of_the_hub(tmp_path, monke
     assert location_of("--data", "~/owner/name").source == tmp_path / "owner/name"
     assert location_of("--data", "owner/other@v1:digits") == Location("owner/other", "v1", "digits")
     for wrong in ("nowhere", "/no/where", "../no/where", "a/b/c", "../x", "", "x" * 9999):
-        with pytest.raises(MissingPath, match="owner/name") as error:
+        with pytest.raises(MissingPath, match="owner/name"):
             location_of("--data", wrong)
-        assert len(str(error.value)) < 500
-    for wrong in ({"data": {"a": ["a text"]}}, {"data": {}, "dtype": "float32"}):
-        with pytest.raises(BadSetting, match="load_batches"):
-            load_batches(model=tmp_path, **wrong)
+    with pytest.raises(BadSetting, match="'list' cannot be used"):
+        load_batches({"a": ["a text"]}, tmp_path)
 
 
 def test_shards_of_the_hubs_layout_are_read_in_order(tmp_path):
