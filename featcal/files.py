@@ -146,7 +146,10 @@ def _hidden(path: Path, kind: str = "part") -> Path:
 
 def _remove(path: Path) -> None:
     with suppress(OSError):  # network file systems keep files that are open under another name
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def _is_disk_full(error: BaseException) -> bool:

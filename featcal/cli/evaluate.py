@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SETTINGS = (options.Sampling(batch=64, split="test"),)
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
-CLASS_MEANS = "Vision model whose class means over train are heads. Default: CLIP's text tower."
+CLASS_MEANS = "Vision model whose class means on train serve as heads. Default: CLIP's text tower."
 LABELLED = "Labelled images or texts of a task. Repeatable."
 TEMPLATE = "Prompt with {} for the class. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
@@ -61,8 +61,10 @@ def evaluate(
     named = {"--model": model, "--clip": clip, "--class-means": class_means}.items()
     folder, whole, base = (at and collect(inputs.model_folder, name, at) for name, at in named)
     datasets = inputs.named_data(data, collect)
-    for check in (inputs.check_config, read_card)[: 1 + card] if folder else ():
-        collect(check, folder)
+    if folder:
+        collect(inputs.check_config, folder)
+    if folder and card:
+        collect(read_card, folder)
     collect.report()
     from featcal.data.texts import input_of
     from featcal.evaluation.accuracy import percent
@@ -184,7 +186,8 @@ def text_answers(
     model = load_model(folder).to(device)
     way, reader = way_of(model), reader_for([folder], input_of(model), sampling.tokens)
     sentences, answers = Sentences.of_folder(folder), {}
-    require(way != "likelihood" or len(templates) < 2, "--template", templates, "must be one here")
+    expected = "must be a single prompt, as this model scores answers by likelihood"
+    require(way != "likelihood" or len(templates) < 2, "--template", templates, expected)
     expected = "is not used by a model with a head of classes"
     require(way != "head" or not templates, "--template", templates, expected)
     mean = ", the mean over its tokens" if way == "vectors" and not sentences.given else ""

@@ -77,7 +77,10 @@ def plan(
     memory = device == "cuda", keys.device_memory, keys.host_memory
     job = Job(tasks, samples, min(keys.batch, samples), settings, *memory, keys.ranks)
     needs = estimated(model.to(getattr(torch, dtype)), job, keys.tokens, keys.padded, blocks)
-    return say_json(needs_as_mapping(needs)) if as_json else show_needs(needs, job)
+    if as_json:
+        say_json(needs_as_mapping(needs))
+    else:
+        show_needs(needs, job)
 
 
 def check_tokens(model: "nn.Module", tokens: int | None) -> None:
