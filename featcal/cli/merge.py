@@ -31,8 +31,7 @@ SET = (
     "adamerging per step), split=train, tokens (maximum per text), embeddings=merge (base keeps "
     "the base's)."
 )
-ROWS = [f"{name}: {keys or 'no settings'}. {source}." for name, keys, source in methods_table()]
-METHODS = "\n\n".join(ROWS)
+METHODS = "\n\n".join(f"{n}: {keys or 'no settings'}. {of}." for n, keys, of in methods_table())
 EPILOG = f"""Methods and their settings, with defaults (vocabulary: token embeddings and language heads):
 
 {METHODS}

@@ -263,12 +263,6 @@ def covered(
     return [p for part in parts for p in part.parameters(recurse=False)]
 
 
-def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the other parameters of a block by name."""
-    solved = {id(p) for p in covered(block)}
-    return {name: p for name, p in block.named_parameters() if id(p) not in solved}
-
-
 def check_blocks(
     model: nn.Module, plan: BlockPlan, norm: bool = True, modules: Sequence[str] | None = None
 ) -> list[str]:
@@ -279,7 +273,8 @@ def check_blocks(
     linears = set[str]()
     for stack in plan.stacks:
         blocks = blocks_of(model, stack)
-        others = {f"{i}.{n}": p for i, b in enumerate(blocks) for n, p in uncovered(b).items()}
+        solved = {id(p) for block in blocks for p in covered(block)}
+        others = {name: p for name, p in blocks.named_parameters() if id(p) not in solved}
         share = 1 - sum(p.numel() for p in others.values()) / max(1, parameter_count(blocks))
         if share < LEAST_COVERAGE:
             largest = sorted(others, key=lambda name: (-others[name].numel(), name))[:2]

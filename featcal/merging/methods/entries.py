@@ -21,17 +21,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from featcal.core import generator
+from featcal.merging import tensors as of_tensors
 from featcal.merging.registry import MergeJob, NamedTensors, method
-from featcal.merging.tensors import (
-    average_tensor,
-    conv1d_names,
-    in_pieces,
-    kth_smallest,
-    magnitudes,
-    task_vectors,
-    tensor_sum,
-    vector_pieces,
-)
+from featcal.merging.tensors import in_pieces, kth_smallest, magnitudes, task_vectors, tensor_sum
 from featcal.settings import Fraction, PositiveFraction, require
 
 OUTLIERS = 1e-4  # share of an expert's entries at either end whose magnitudes are clamped
@@ -43,7 +35,7 @@ DropRate = Annotated[float, Field(ge=0, lt=1)]
 def average(job: MergeJob) -> NamedTensors:
     """Yield θ = (1/N) Σ θᵢ; the base has no part in it."""
     for name in job.names:
-        yield name, average_tensor(*job.read(name))
+        yield name, of_tensors.average_tensor(*job.read(name))
 
 
 @method(source="Ilharco et al., 2023", scale=0.3)
@@ -93,7 +85,7 @@ def breadcrumbs(job: MergeJob, keep: Fraction = 0.15, remove: Fraction = 0.006) 
     """
     expected = f"must be at most 1 - remove = {1 - remove:g}"
     require(keep + remove <= 1, "merge.breadcrumbs.keep", keep, expected)
-    turned = conv1d_names(job.base)
+    turned = of_tensors.conv1d_names(job.base)
     for name in job.names:
         vectors = [v.T if name in turned else v for v in task_vectors(*job.read(name))]
         total = tensor_sum([mask_row_entries(vector, keep, remove) for vector in vectors])
@@ -146,7 +138,7 @@ def ties(
     @cache
     def majority() -> float:
         """Return the sign of the sum of all entries' signs over the whole model."""
-        pieces = vector_pieces(job, *job.names)
+        pieces = of_tensors.vector_pieces(job, *job.names)
         total = sum(float(tensor_sum(trim(vectors, cuts)).sign().sum()) for vectors in pieces)
         return float((total > 0) - (total < 0))
 
@@ -231,7 +223,7 @@ def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
 
     def balances() -> Iterator[list[Tensor]]:
         """Yield β of every expert; 0 where it opposes the sum, as such entries never win."""
-        for vectors in vector_pieces(job, *job.names):
+        for vectors in of_tensors.vector_pieces(job, *job.names):
             total, betas = tensor_sum(vectors), []
             for i, (vector, span) in enumerate(zip(vectors, spans, strict=True)):
                 betas.append(balance(vector, total, span, count).clamp_min(0))

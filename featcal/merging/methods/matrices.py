@@ -17,17 +17,10 @@ from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from featcal.errors import Diverged
+from featcal.merging import tensors as of_tensors
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import VOCABULARY
-from featcal.merging.tensors import (
-    average_tensor,
-    conv1d_names,
-    linear_groups,
-    matrix_by_matrix,
-    matrix_names,
-    stacked_vectors,
-    tensor_sum,
-)
+from featcal.merging.tensors import average_tensor, matrix_by_matrix, stacked_vectors, tensor_sum
 from featcal.settings import Fraction, PositiveFraction, require
 
 
@@ -195,8 +188,9 @@ def wudi(
     require(not closed or steps is None, "merge.wudi.steps", steps, "is for other variants only")
     require(closed or rtol is None, "merge.wudi.rtol", rtol, "is for closed_form only")
     count = (300 if official else 400) if steps is None else steps
-    groups = linear_groups(job, exclude) if official else [(n,) for n in matrix_names(job, exclude)]
-    turned = conv1d_names(job.base)
+    alone = [(name,) for name in of_tensors.matrix_names(job, exclude)]
+    groups = of_tensors.linear_groups(job, exclude) if official else alone
+    turned = of_tensors.conv1d_names(job.base)
     ends, curve = dict[str, dict[str, float]](), list[float]()
     for number, names in enumerate(groups, start=1):
         W0, vectors, rows = stacked_vectors(job, names, turned)

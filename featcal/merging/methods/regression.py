@@ -19,13 +19,8 @@ from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor, nn
 from transformers import CLIPModel
 
-from featcal.calibration.features import (
-    StudentTeacherFeatures,
-    TaskFeatures,
-    advance,
-    first_features,
-    leave_stack,
-)
+from featcal.calibration import features as of_features
+from featcal.calibration.features import StudentTeacherFeatures, TaskFeatures
 from featcal.calibration.observe import BlockSpec, Site, row_weights, shared_sites
 from featcal.calibration.scratch import Spool
 from featcal.core.moments import add_gram, every_token, mirror
@@ -82,11 +77,11 @@ class ForwardOrder:
         self.worker = self.job.structure().to(self.job.device).eval()
         separate = sorted(set(self.job.names) - self.worker.state_dict().keys())
         if separate:  # experts of an MoE
-            raise BadFile(
-                self.job.base[separate[0]].file,
-                f"{separate[0]} is stored separately, but this method runs blocks that hold it joined",
-                "save all models with model.save_pretrained(folder, save_original_format=False)",
+            problem = (
+                f"{separate[0]} is stored separately, but this method runs blocks that join it"
             )
+            way_out = "save all models with save_pretrained(folder, save_original_format=False)"
+            raise BadFile(self.job.base[separate[0]].file, problem, way_out)
         self.plan = plan_for(self.worker)
         several = len(self.plan.stacks) > 1  # then batches are read once per stack
         given = ((task, self.job.batches[task]) for task in self.job.experts)
@@ -143,7 +138,7 @@ class ForwardOrder:
             for name, tensor in merged.items():
                 state[name].copy_(tensor)
             for features in tasks.values():
-                advance(block, stack, features.teacher)
+                of_features.advance(block, stack, features.teacher)
         return merged
 
     def _solve_block(self, path: str, block: nn.Module, sums: Sequence[BlockSums]) -> NamedTensors:
@@ -170,7 +165,7 @@ class ForwardOrder:
         if feeder and fed:
             model = self.job.experts[task] if self.own else self.job.base
             copy_tensors(model, self.worker, f"{feeder.exit}.")
-            leave_stack(self.worker, feeder, fed.teacher)
+            of_features.leave_stack(self.worker, feeder, fed.teacher)
         if self.own:
             copy_tensors(self.job.experts[task], self.worker)
         # before a later stack only its own part counts: the others ran after blocks
@@ -182,7 +177,7 @@ class ForwardOrder:
         modules = self.worker.get_submodule(part).modules()
         own = self.worker, stack, self.batches[task], self.spool
         with hooked([module.register_forward_pre_hook(note) for module in modules]):
-            features = first_features(task, [], *own, feeder, fed if feeder else None)
+            features = of_features.first_features(task, [], *own, feeder, fed if feeder else None)
         self.tokens[task] = self.tokens.get(task, 0) + features.tokens
         return features
 
