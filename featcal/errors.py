@@ -103,7 +103,7 @@ class TruncatedFile(FeatCalError):
 
     def __init__(self, path: object, reason: object):
         problem = f"cannot be read, it is cut short or damaged ({reason})"
-        super().__init__(path, problem, "delete it and make or download it again")
+        super().__init__(path, problem, "delete it and make or download it (git lfs pull) again")
 
 
 class BadFile(FeatCalError):
@@ -133,7 +133,7 @@ class MissingTensor(FeatCalError):
     def __init__(self, location: object, name: str, known: Collection[str]):
         near = ", ".join(get_close_matches(name, known, n=3, cutoff=0.0))
         problem = f"no tensor named {name!r}{f'; nearest names: {near}' if near else ''}"
-        super().__init__(location, problem, "check that the models share one architecture")
+        super().__init__(location, problem, "give models of one base, and one class in config.json")
 
 
 class TensorsDiffer(FeatCalError):

@@ -90,9 +90,11 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
         folder = Path(os.path.relpath((near / folder).resolve()))
     if folder.is_dir():
         modules_of(folder)  # names an old layout, whose config.json is in a sub-folder
-        expected = f"must be a model folder, which has a {CONFIGS[0]}"
-        has_one = any((folder / name).is_file() for name in CONFIGS)
-        require(has_one, named_by, str(folder), expected)
+        folders = (folder, *sorted(each for each in folder.iterdir() if each.is_dir()))
+        models = (each for each in folders if any((each / name).is_file() for name in CONFIGS))
+        model = next(models, "no folder in it")
+        expected = f"must be a model folder, which has a {CONFIGS[0]}; {model} has one"
+        require(model == folder, named_by, str(folder), expected)
         return folder
     searched = f"searched {f'in {near} and ' if near else ''}in the current folder"
     if (hub := HUB_MODEL.fullmatch(str(given))) is None:
@@ -237,16 +239,14 @@ def check_config(folder: Path) -> None:
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else {}
     usual = isinstance(config, dict) and isinstance(config.get("architectures"), list)
-    if not usual or not config["architectures"] or config.get("auto_map"):
+    checked = config.get("auto_map") or "quantization_config" in str(config) if usual else True
+    if checked or not config["architectures"]:
         from featcal.models.load import model_class, refuse_code
 
         kind = model_class(folder)  # raises if there is none
         if code := refuse_code(folder):
             ours = f"transformers' own {kind.__name__} is used"
             note(f"{path}: auto_map names {code[0]}, which is not run; {ours}")
-    if config.get("quantization_config"):
-        problem = "a quantised model (quantization_config)"
-        raise BadFile(path, problem, "give the checkpoint it was made from")
 
 
 def differing_vocabularies(folders: Mapping[str, Path]) -> str:

@@ -71,17 +71,6 @@ def tensor_names(ours: Iterable[str]) -> dict[str, list[str]]:
     return names
 
 
-def to_our_names(state: Mapping[str, Tensor], ours: Iterable[str]) -> dict[str, Tensor]:
-    """Return open_clip's tensors under transformers' names, each in memory of its own."""
-    renamed = {}
-    for theirs, names in tensor_names(ours).items():
-        tensor = state[theirs].T if theirs in TRANSPOSED else state[theirs]
-        parts = tensor.chunk(len(names)) if tensor.dim() else [tensor]
-        for name, part in zip(names, parts, strict=True):
-            renamed[name] = part.clone(memory_format=torch.contiguous_format)
-    return renamed
-
-
 def to_their_names(clip: CLIPModel) -> dict[str, Tensor]:
     """Return the tensors of a CLIPModel, which may be on meta, under open_clip's names."""
     state, renamed = clip.state_dict(), {}
@@ -216,15 +205,21 @@ def read_open_clip(folder: Path) -> CLIPModel:
     weights = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if weights is None:
         raise no_safetensors(folder, WEIGHTS)
-    # a training on several GPUs may have put module. before all names; open_clip removes it too
-    state = {n.removeprefix("module."): t.float() for n, t in read_safetensors(weights).items()}
+    # a training on several GPUs, or torch.compile, may have put these before all names
+    stored = read_safetensors(weights).items()
+    state = {re.sub(r"^(module\.|_orig_mod\.)+", "", n): t.float() for n, t in stored}
     try:
         theirs.load_state_dict(state, assign=True)
     except RuntimeError as error:
         problem = f"the weights do not fit {path} ({one_line(error)})"
         raise BadFile(weights, problem, "check the configuration") from None
-    # not `state`, in which older files have a logit_scale of shape (1,)
-    ours = to_our_names(theirs.state_dict(), empty.state_dict())
+    # not of `state`, in which older files have a logit_scale of shape (1,)
+    tensors, ours = theirs.state_dict(), {}
+    for name, names in tensor_names(empty.state_dict()).items():
+        tensor = tensors[name].T if name in TRANSPOSED else tensors[name]
+        parts = tensor.chunk(len(names)) if tensor.dim() else [tensor]
+        copies = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+        ours |= dict(zip(names, copies, strict=True))
     with quiet_transformers():  # given all tensors, it draws no random ones
         clip: Any = CLIPModel.from_pretrained(None, config=empty.config, state_dict=ours)
     clip = clip.float().eval()

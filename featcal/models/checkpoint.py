@@ -28,6 +28,9 @@ VARIANT = re.compile(r"model\.([^.]+(?<!-of-\d{5})\.safetensors|safetensors\.ind
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MODULES = "modules.json"  # of a SentenceTransformer: its modules, each in a sub-folder
 ADAPTER = "adapter_config.json"
+WRAPPED = re.compile(  # names inside wrappers of DDP, TRL, torch.compile, FSDP and peft
+    r"(module|pretrained_model)\.|.*\b(_orig_mod|_fsdp_wrapped_module|base_model\.model|base_layer)\."
+)
 KINDS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
@@ -68,10 +71,11 @@ def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
     way_out = f"give the folder that holds {wanted}, or its shards with their index"
     if pickles := [name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]:
         way_out = (
-            f"{pickles[0]} is a pickle, which can run code when opened and is not read here; where "
-            "you trust it, load it and write it with save_pretrained(folder), or its state dict "
-            "with safetensors.torch.save_file"
+            f"{pickles[0]} is a pickle, which can run code and is not read here: if you trust it, "
+            "load it and write it with save_pretrained(folder) or safetensors.torch.save_file"
         )
+    elif others := [name for name in files if name.endswith((".gguf", ".h5", ".msgpack"))]:
+        way_out = f"{others[0]} is not read: give the checkpoint that it was made from"
     if (folder / wanted).is_symlink():
         target = (folder / wanted).readlink()
         way_out = f"download it again: {wanted} is a link to {target}, which does not exist"
@@ -147,8 +151,11 @@ class LazyCheckpoint(dict[str, LazyTensor]):
             raise NotFinite(self[bad[0]].file, f"{', '.join(bad[:5])}{more}")
 
     def require_floating(self) -> None:
-        """Raise BadFile if a weight is stored as integers; other tensors, e.g. counters, may be."""
+        """Raise BadFile if a weight is empty or of integers; other tensors, e.g. counters, may be."""
         for name, each in self.items():
+            if name.endswith("weight") and each.shape == (0,):
+                way_out = "save it with stage3_gather_16bit_weights_on_model_save: true"
+                raise BadFile(each.file, f"{name} is empty, as ZeRO-3 leaves it", way_out)
             if name.endswith("weight") and "float" not in each.kind:
                 problem = f"{name} is stored as {each.kind}, not floating-point"
                 way_out = "give what it was quantised from, or write float32, float16 or bfloat16"
@@ -199,6 +206,11 @@ class LazyCheckpoint(dict[str, LazyTensor]):
         if lost := min(listed.keys() - stored.keys(), default=None):
             problem = f"lists {lost} in {listed[lost]}, which does not hold it"
             raise BadFile(path, problem, "copy or download both again; they belong together")
+        if wrapped := next(filter(WRAPPED.match, stored), None):
+            way_out = "save the model inside it; of a PeftModel, what merge_and_unload() returns"
+            raise BadFile(
+                path, f"{wrapped} is a name in a wrapper (torch.compile, DDP, peft)", way_out
+            )
         # older files store a mask's -1e9 (-inf in float16), which no model reads
         return {name: each for name, each in stored.items() if not name.endswith(".masked_bias")}
 

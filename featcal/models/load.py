@@ -205,13 +205,13 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
             expected = "a sentence encoder's config.json names a model_type of transformers"
             raise other_class(folder, "of no model", expected) from None
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-        expected = "one class of transformers is expected, such as CLIPVisionModel"
+        expected = 'name the class of transformers that was saved, such as ["BertModel"]'
         raise other_class(folder, architectures, expected)
     return kind
 
 
 def refuse_code(folder: str | Path, name: str = CONFIG) -> list[str]:
-    """Raise BadFile if a config.json or tokenizer_config.json names code that transformers lacks.
+    """Raise BadFile if a config.json is of a quantised model, or names code transformers lacks.
 
     Returns: code of models that it names, such as modeling_own.OwnModel, which is not run either.
     """
@@ -219,6 +219,10 @@ def refuse_code(folder: str | Path, name: str = CONFIG) -> list[str]:
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise BadFile(path, "not a mapping of settings", f"give the {name} saved with this model")
+    parts = (content, *content.values())
+    if any(isinstance(part, dict) and part.get("quantization_config") for part in parts):
+        way_out = "give what it was made from; if its weights are plain, remove the key"
+        raise BadFile(path, "a quantised model (quantization_config)", way_out)
     named = content.get("auto_map") or {}
     if not isinstance(named, dict):  # old tokenizers have a list
         named = {"AutoTokenizer": named}

@@ -67,9 +67,11 @@ def test_a_sentence_encoder_is_loaded_without_the_head_that_its_config_names(tmp
 
 def test_a_missing_weight_is_an_error_and_never_random(tmp_path):
     folder = checkpoints.vision_folder(tmp_path / "m")
-    checkpoints.with_tensors(folder, {"post_layernorm.weight": None})
-    with pytest.raises(WrongKeys, match=r"CLIPVisionModel \(1 missing: post_layernorm\.weight"):
-        load.load_vision(folder)
+    empty, lost = "weight is empty", r"CLIPVisionModel \(1 missing: post_layernorm\.weight"
+    for given, said in ((torch.zeros(0), empty), (None, lost)):
+        checkpoints.with_tensors(folder, {"post_layernorm.weight": given})
+        with pytest.raises((BadFile, WrongKeys), match=said):
+            load.load_vision(folder)
 
 
 def test_an_adapter_in_the_folder_of_a_whole_model_is_refused(tmp_path):
@@ -83,6 +85,9 @@ def test_another_kind_of_model_is_refused_where_clip_is_needed(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]}))
     with pytest.raises(BadFile, match=f"(?s){kind}.*is needed"):
         (load.load_clip if kind == "CLIPVisionModel" else load.load_vision)(tmp_path)
+    (tmp_path / "config.json").write_text('{"text_config": {"quantization_config": {"bits": 4}}}')
+    with pytest.raises(BadFile, match="a quantised model"):
+        load.load_model(tmp_path)
 
 
 def test_loading_is_silent_and_leaves_logging_and_random_numbers_alone(tmp_path, capfd):
@@ -121,6 +126,7 @@ def test_a_folder_without_a_usable_tokenizer_is_an_error(tmp_path, text):
         ("model.safetensors.index.fp16.json", b"x", BadFile, r"to model\.safetensors\.index\.json"),
         ("model.fp16-00001-of-00002.safetensors", b"x", BadFile, "give the folder that holds"),
         ("pytorch_model.bin", b"x", BadFile, r"pytorch_model\.bin is a pickle[\s\S]*save_pretrai"),
+        ("model-q4.gguf", b"x", BadFile, r"model-q4\.gguf is not read: give the checkpoint"),
         (None, b"", BadFile, "found: nothing"),
     ],
 )
