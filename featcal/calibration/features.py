@@ -158,9 +158,6 @@ def open_models(
 
 def plain_module(module: nn.Module) -> nn.Module:
     """Return a module without adapters and wrappers. Raises: BadPlan for parts it cannot solve."""
-    parallel = nn.DataParallel, nn.parallel.DistributedDataParallel
-    while isinstance(module, parallel) or hasattr(module, "_orig_mod"):  # of torch.compile
-        module = module.module if isinstance(module, parallel) else module._orig_mod
     plain: nn.Module = without_adapters(module)
     for name, part in plain.named_modules():
         if isinstance(part, nn.Linear | Conv1D) and not isinstance(part.weight, nn.Parameter):

@@ -24,7 +24,7 @@ from featcal.merging.tensors import add_task_vector
 from featcal.models import load
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.checkpoint import all_finite, encodes_sentences, is_adapter, read_safetensors
-from featcal.models.lora import untied_config
+from featcal.models.lora import untied_config, unwrapped, without_adapters
 from featcal.models.sentences import merge_modules
 from featcal.models.stored import ModelCheckpoint
 from featcal.models.streamed import require_same_configs
@@ -95,13 +95,11 @@ class Form:
 
     @classmethod
     def of(cls, base: Model, experts: Mapping[str, Model]) -> "Form":
-        """Open the base; of a CLIPModel the vision tower, if the experts are CLIPVisionModels."""
-        whole, part = [expert for expert in experts.values() if not is_adapter(expert)], None
-        if whole and class_of(whole[0]) is CLIPVisionModel and class_of(base) is CLIPModel:
-            if isinstance(base, nn.Module):
-                base = base.get_submodule(load.VISION)
-            else:
-                part = load.VISION
+        """Open the base; of CLIPModels the vision tower, if others are CLIPVisionModels."""
+        whole = [base, *(expert for expert in experts.values() if not is_adapter(expert))]
+        part = load.VISION if {*map(class_of, whole)} == {*load.CLIP_CLASSES} else None
+        if isinstance(base, CLIPModel) and part:
+            base = base.get_submodule(part)
         return cls(base, part, of_models.source(base, "base", part))
 
     @property
@@ -279,7 +277,8 @@ def open_merge(
     require(len(experts) > 0, "merge.experts", experts, "must hold at least one expert")
     if not isinstance(experts, Mapping):
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
-    form = Form.of(base, experts)
+    experts = {task: unwrapped(expert) for task, expert in experts.items()}
+    form = Form.of(without_adapters(base), experts)
     origin = form.source
     sources = of_models.expert_sources(experts, form.model, origin, form.part)
     configs = {}
@@ -292,7 +291,10 @@ def open_merge(
     if len({len(names) for names in named}) < len(named):
         progress(f"labels differ ({'; '.join(map(str, named))}): heads are merged row by row")
     untied = of_models.part_ties(origin, {task: each.tensors for task, each in sources.items()})
-    heads = of_models.unshared_heads(origin, sources)
+    # by task (the base "") the tensors that a model's class and another model lack
+    models = {"": origin, **sources}.items()
+    heads = {task: {name for name, _ in getattr(one, "surplus", ())} for task, one in models}
+    heads = {task: own - set.intersection(*heads.values()) for task, own in heads.items()}
 
     def of_class(task: str, tensors: Tensors) -> Tensors:
         more = {name: tensors[own] for name, own in untied.items() if own in tensors}
@@ -301,8 +303,6 @@ def open_merge(
 
     theirs = {task: of_class(task, each.tensors) for task, each in sources.items()}
     ours = of_class("", origin.tensors)
-    for task in theirs:
-        of_models.report_head(task, heads[task], progress)
     theirs, hidden = of_models.align(ours, theirs, form.model, experts, progress)
     ours, theirs = of_models.in_one_precision(ours, theirs, progress)
     form = replace(form, untied=untied, merged=ours)
@@ -324,6 +324,8 @@ def open_merge(
         n_jobs=n_jobs,
     )
     of_models.require_alike(job.base, job.experts)
+    for task in theirs:
+        of_models.report_head(task, heads[task], progress)
     for each in (origin, *sources.values()):  # transformers would draw what is missing anew
         if isinstance(each, ModelCheckpoint):
             each.require_complete(heads=True, more=True)

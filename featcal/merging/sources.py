@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import CLIPModel
 
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
 from featcal.models import load, streamed
@@ -59,6 +60,7 @@ Source = ModelCheckpoint | ModuleSource
 def source(model: Model, label: str, part: str | None = None, like: Source | None = None) -> Source:
     """Open a module or a folder, with the names and packing of `like`, the base."""
     if isinstance(model, nn.Module):
+        model = model.get_submodule(part) if part and isinstance(model, CLIPModel) else model
         return ModuleSource(model, label, like)
     return ModelCheckpoint(model, part, like.module if isinstance(like, ModuleSource) else like)
 
@@ -90,7 +92,7 @@ def expert_sources(
     return {
         task: adapter_source(expert, base, origin, part)  # type: ignore[arg-type]
         if is_adapter(expert := experts[task])
-        else source(expert, f"expert {task!r}", like=origin)
+        else source(expert, f"expert {task!r}", part, origin)
         for task in sorted(experts)
     }
 
@@ -136,14 +138,6 @@ def in_precision(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
         return own.to(torch.promote_types(own.dtype, dtype))
 
     return replace(tensor, kind=str(dtype).removeprefix("torch."), read=read)
-
-
-def unshared_heads(base: Source, experts: Mapping[str, Source]) -> dict[str, set[str]]:
-    """Return by task (the base "") the tensors that a model's class and another model lack."""
-    models = {"": base, **experts}
-    heads = {task: {n for n, _ in getattr(one, "surplus", ())} for task, one in models.items()}
-    shared = set.intersection(*heads.values())
-    return {task: own - shared for task, own in heads.items()}
 
 
 def part_ties(base: Source, experts: Mapping[str, Tensors]) -> dict[str, str]:
@@ -293,9 +287,8 @@ def vocabularies(
             if row < rows and row not in used and token not in ours:
                 spare.setdefault(row, {}).setdefault(token, task)
     for number, (row, tasks) in enumerate(sorted(spare.items())):
-        token, *others = tasks
-        said = f"{token}, which the base's tokenizer lacks"
-        if others:
+        token, said = next(iter(tasks)), f"{next(iter(tasks))}, which the base's tokenizer lacks"
+        if len(tasks) > 1:
             named = " and ".join(f"{token} for {task}" for token, task in tasks.items())
             token, said = f"\0{row}", f"{named}: the base's row is kept"  # a token of none of them
         ours[token] = row

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import CLIPVisionModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from featcal.errors import BadFile, one_line, optional_package
 from featcal.files import read_json
@@ -88,9 +90,9 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     config.base_model_name_or_path = config.task_type = None  # the base is given
     model = model.to(torch.promote_types(first.dtype, torch.float32))
     problem = f"does not fit the base, a {type(model).__name__}"
-    way_out = "give the base that it was trained on"
+    way_out = "give the base that it was trained on, with the same vocabulary and class"
     start = getattr(config, "init_lora_weights", True)
-    if isinstance(start, str):
+    if isinstance(start, str) and start != "gaussian":
         problem = f"peft cannot repeat its start, init_lora_weights={start!r}"
         how = "model.save_pretrained(folder, path_initial_model_for_weight_conversion=...)"
         way_out = f"write it as a plain LoRA where it was trained: {how}"
@@ -100,9 +102,16 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
             config.init_lora_weights = False
     saved = getattr(config, "modules_to_save", None) or ()  # a base may lack these heads
     heads = [f".{name}." for name in saved]
+    # an adapter that was trained with other tokens holds all token tables
+    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    tables = [name for name, p in model.named_parameters() if p.dim() == 2 and len(p) == size]
+    stored = {PEFT_NAMES.sub("", name): len(each) for name, each in state.items() if each.dim()}
+    rows = {stored.get(name) for name in tables}
     # peft draws an adapter before it is loaded, and warns of what is checked below
     with _as_bad_file(folder, problem, way_out):
         with torch.random.fork_rng(devices=[]):
+            if len(rows) == 1 and None not in rows:
+                model.resize_token_embeddings(rows.pop(), mean_resizing=False)
             adapted = peft.get_peft_model(model, config, low_cpu_mem_usage=first.is_meta)
         own = {name.replace(".default", "") for name in adapted.state_dict()}
         if isinstance(model, CLIPVisionModel):
@@ -110,15 +119,24 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
         if not any("vision_model." in name for name in own):
             # the prefix of a CLIP vision tower in a CLIPModel, and before transformers 5
             state = {name.replace("vision_model.", "", 1): t for name, t in state.items()}
-        # it may be of the tower alone, or of the tower with a head
+        # it may be of the tower alone, of the tower with a head, or of an older transformers
         tower = f"{ROOT}{getattr(model, 'base_model_prefix', '')}."
-        for old, new in ((ROOT, tower), (tower, ROOT)):
-            named = {name.replace(old, new, 1): each for name, each in state.items()}
+        mapping = get_model_conversion_mapping(model)
+        renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+        for change in (
+            lambda name: name.replace(ROOT, tower, 1),
+            lambda name: name.replace(tower, ROOT, 1),
+            lambda name: ROOT + rename_source_key(name.removeprefix(ROOT), renamings, [])[0],
+        ):
+            named = {change(name): each for name, each in state.items()}
             fits = all(name in own or any(head in name for head in heads) for name in named)
             if fits and not (state.keys() & own or getattr(config, "alpha_pattern", None)):
                 state = named
         loaded = peft.set_peft_model_state_dict(adapted, state, low_cpu_mem_usage=first.is_meta)
-    surplus = [n for n in loaded.unexpected_keys if not any(head in n for head in heads)]
+    unread = sorted(loaded.unexpected_keys)
+    if lost := [name for name in unread if any(head in name for head in heads)]:
+        LOG.warning("%s: its own head is not merged (%s)", folder, ", ".join(lost))
+    surplus = [name for name in unread if name not in lost]
     prefix = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
     missing = [n for n in loaded.missing_keys if f".{prefix}" in n and not SHARED.search(n)]
     for names, reason in ((surplus, "the base has no"), (missing, "the file has no")):
@@ -205,11 +223,22 @@ def untied_config(config: Any) -> Any:
     return config
 
 
+def unwrapped(model: Any) -> Any:
+    """Return a model without the wrappers of torch.compile and DataParallel."""
+    parallel = nn.DataParallel, nn.parallel.DistributedDataParallel
+    while isinstance(model, parallel) or hasattr(model, "_orig_mod"):  # of torch.compile
+        model = model.module if isinstance(model, parallel) else model._orig_mod
+    return model
+
+
 def without_adapters(model: Any, precision: torch.dtype | None = None) -> Any:
-    """Return the plain model of a PeftModel in memory, as a copy; other models as they are."""
+    """Return the plain model of a PeftModel in memory, as a copy; others unwrapped."""
+    model, name = unwrapped(model), type(model).__name__
     if not is_peft(model):
+        if isinstance(model, nn.Module) and any("base_layer." in n for n in model.state_dict()):
+            problem = "holds an adapter that transformers loaded into it"
+            raise BadFile(name, problem, "give the PeftModel of it, or the folder of the adapter")
         return model
-    name = type(model).__name__
     for adapter in model.active_adapters:
         _require_mergeable(model.peft_config[adapter], name)
     with _as_bad_file(name, "cannot be copied", "save it, and give its folder"):

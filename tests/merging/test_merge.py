@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ResNetConfig, ResNetModel
 
 import featcal
-from featcal.errors import BadSetting, FeatCalError, MissingTensor, TensorsDiffer
+from featcal.errors import BadFile, BadSetting, FeatCalError, MissingTensor, TensorsDiffer
 from featcal.merging import tensors
 from featcal.merging.merge import merge
 from featcal.merging.methods.entries import ties_tensor as merged_vector
@@ -52,7 +52,7 @@ def test_a_missing_tensor_names_both_files_and_near_names(folders, tmp_path):
         merge("average", *folders, out=tmp_path / "out")
     file = folders[1]["mnist"] / "model.safetensors"
     save_file({f"_orig_mod.{n}": t for n, t in load_file(file).items()}, file)  # of torch.compile
-    with pytest.raises(MissingTensor, match="mnist: .*nearest names: _orig_mod"):
+    with pytest.raises(BadFile, match=r"mnist/model\.safetensors: _orig_mod.*in a wrapper"):
         merge("average", *folders, out=tmp_path / "out")
     shutil.copytree(folders[1]["dtd"], folders[1]["mnist"], dirs_exist_ok=True)
     config = folders[0] / "config.json"
@@ -60,6 +60,13 @@ def test_a_missing_tensor_names_both_files_and_near_names(folders, tmp_path):
     with pytest.raises(MissingTensor, match=r"base: .*layers\.2\..* nearest names"):
         merge("average", *folders, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_whole_clips_and_vision_towers_are_merged_as_towers(folders, tmp_path):
+    (base, experts), whole = folders, checkpoints.clip_folder(tmp_path / "whole", seed=1)
+    want = merge("average", base, experts)
+    for one, two in ((whole, experts["dtd"]), (checkpoints.clip(1), checkpoints.vision(2))):
+        assert all(tiny.same_bits(merge("average", m, [one, two]), want) for m in (base, two))
 
 
 @pytest.mark.parametrize("name", ["base", "mnist", "", "base/new"])

@@ -116,7 +116,7 @@ def test_task_vectors_of_a_lora_on_a_bfloat16_base_keep_the_rank_of_the_adapter(
     assert load_file(out / "model.safetensors")[name].dtype == torch.bfloat16
 
 
-def test_a_prefix_of_older_transformers_and_a_head_that_the_base_lacks_are_read(tmp_path):
+def test_a_prefix_of_older_transformers_and_a_head_that_the_base_lacks_are_read(tmp_path, caplog):
     base = checkpoints.vision()
     expert = adapted(base, tmp_path / "lora")
     file, config = (tmp_path / "lora" / name for name in (WEIGHTS, CONFIG))
@@ -128,6 +128,7 @@ def test_a_prefix_of_older_transformers_and_a_head_that_the_base_lacks_are_read(
     base.config.save_pretrained(tmp_path / "lora")  # as some tools do
     merged = merge("average", base, [tmp_path / "lora"])
     assert tiny.difference(merged, expert.merge_and_unload()) < 1e-6
+    assert caplog.messages[0].endswith("head is not merged (base_model.model.classifier.weight)")
 
 
 def tied_llama(seed=0):
@@ -186,7 +187,11 @@ def test_adapters_that_are_no_change_of_weights_are_refused_by_name(tmp_path, ho
         merge("average", llama(97, 0), [tmp_path])
 
 
-def test_an_adapter_of_a_vision_language_model_is_added_to_its_folder(tmp_path):
+OLD = {"model.language_model.": "language_model.model.", "model.vision_tower.": "vision_tower."}
+
+
+@pytest.mark.parametrize("names", [{}, OLD])  # of before transformers 4.52
+def test_an_adapter_of_a_vision_language_model_is_added_to_its_folder(tmp_path, names):
     tf = families.tf
     text = families.GROUPED | {"num_hidden_layers": 1, "model_type": "gemma3_text"}
     vision = tiny.VISION | {"intermediate_size": 48, "model_type": "siglip_vision_model"}
@@ -195,16 +200,37 @@ def test_an_adapter_of_a_vision_language_model_is_added_to_its_folder(tmp_path):
     config = tf.Gemma3Config(**parts, mm_tokens_per_image=4, **tokens)
     base = tiny.make(lambda: tf.Gemma3ForConditionalGeneration(config), 0, torch.float32)
     base.save_pretrained(tmp_path / "base")
-    expert = adapted(base, tmp_path / "lora", target_modules=r".*language_model.*(q_proj|v_proj)")
+    expert = adapted(base, tmp_path / "lora", target_modules=["q_proj"])
+    file = tmp_path / "lora" / WEIGHTS
+    for now, old in names.items():
+        save_file({k.replace(now, old): t for k, t in load_file(file).items()}, file)
     out = merge("average", tmp_path / "base", [tmp_path / "lora"], out=tmp_path / "out")
     merged = tf.Gemma3ForConditionalGeneration.from_pretrained(out)
     assert near(logits(merged), logits(expert), 1e-4)
 
 
+@pytest.mark.parametrize("base", [llama(97, 0), tied_llama()])
+def test_an_adapter_trained_with_other_tokens_has_the_base_s_rows(tmp_path, base):
+    (larger := copy.deepcopy(base)).resize_token_embeddings(99)
+    how = {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}
+    expert = adapted(larger, tmp_path, **how).merge_and_unload()
+    for name, merged in merge("average", base, [tmp_path]).state_dict().items():
+        assert near(merged, expert.state_dict()[name][:97]), name
+
+
+def test_models_in_memory_are_merged_as_what_they_wrap():
+    base, other = checkpoints.vision(), checkpoints.vision(1)
+    for wrapped in (torch.nn.DataParallel(base), adapted(base)):
+        assert tiny.same_bits(merge("average", wrapped, [torch.compile(other)]), other)
+    base.add_adapter(peft.LoraConfig(**LORA))
+    with pytest.raises(BadFile, match="CLIPVisionModel: holds an adapter"):
+        merge("average", other, [base])
+
+
 def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):
     base = checkpoints.vision()
     folder = tmp_path / "lora"
-    adapted(base).save_pretrained(folder)
+    adapted(base, init_lora_weights="gaussian").save_pretrained(folder)
     file, config = folder / WEIGHTS, folder / CONFIG
     state, told = load_file(file), json.loads(config.read_text())
     up = "encoder.layers.0.mlp.fc1.lora_B"
@@ -215,7 +241,7 @@ def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):
         (state | {wrong: torch.ones(48, 2)}, f"{up}.*48"),
     ):
         save_file(changed, file)
-        with pytest.raises(BadFile, match=said):
+        with pytest.raises(BadFile, match=f"does not fit the base.*{said}"):
             merge("average", base, [folder])
     save_file(state | {wrong: torch.full_like(state[wrong], torch.nan)}, file)
     with pytest.raises(NotFinite, match=up):
@@ -282,6 +308,7 @@ def test_the_command_draws_images_for_methods_that_need_them(models, capsys):
     [
         (["ties", *MERGE, "--set", "density=much"], "density: 'much'"),
         (["regmean", *MERGE], "--data"),
+        (["average", "--base", ".", *MERGE[2:]], "has a config.json; base has one"),
         (["average", *MERGE, *DATA], "--data, --samples: average uses no"),
         (["average", *MERGE, "--set", "split=nope"], "--set split=nope: average uses no"),
         (["adamerging", *MERGE, *DATA], "--head"),
