@@ -27,7 +27,8 @@ Tensors = Mapping[str, LazyTensor]  # a model as merging reads it, sorted by nam
 # Tables with one row per token: models with other vocabularies differ here in shape, and a row's
 # direction says nothing about features.
 TABLES = ("shared", "embed_tokens", "token_embedding", "wte", "word_embeddings", "lm_head")
-TABLES += ("embed_in", "tok_embeddings", "word_embedding")  # GPT-NeoX, ModernBERT, XLNet
+TABLES += ("embed_in", "embed_out", "tok_embeddings", "word_embedding", "backbone.embeddings")
+TABLES += ("model.embeddings", "tokens_embed", "lm_head.decoder")  # Nemotron, GPT, XLM-RoBERTa
 VOCABULARY = (*(f"*{name}.weight" for name in TABLES), "*lm_head.bias")
 LISTED = 4  # rows or tensors that a message names
 

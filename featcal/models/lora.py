@@ -104,11 +104,19 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     heads = [f".{name}." for name in saved]
     # an adapter that was trained with other tokens holds all token tables
     size = getattr(model.config.get_text_config(), "vocab_size", None)
-    tables = [name for name, p in model.named_parameters() if p.dim() == 2 and len(p) == size]
     stored = {PEFT_NAMES.sub("", name): len(each) for name, each in state.items() if each.dim()}
-    rows = {stored.get(name) for name in tables}
+    rows = {stored.get(n) for n, p in model.named_parameters() if p.dim() == 2 and len(p) == size}
     # peft draws an adapter before it is loaded, and warns of what is checked below
     with _as_bad_file(folder, problem, way_out):
+        changes = [c for c in get_model_conversion_mapping(model) if isinstance(c, WeightRenaming)]
+        renamed = {n: rename_source_key(n.removeprefix(ROOT), changes, [])[0] for n in state}
+        parts = [name for name, part in model.named_modules() if not [*part.children()]]
+        own = {n: p for n in {*renamed.values()} for p in parts if n.startswith(f"{p}.")}
+        adapts = {own.get(n) for o, n in renamed.items() if not any(h in o for h in heads)}
+        old = not all(name.removeprefix(ROOT) in own for name in state)  # as of an older ViT
+        if old and adapts and None not in adapts and not getattr(config, "alpha_pattern", None):
+            config.target_modules = sorted(adapts)
+            state = {ROOT + renamed[name]: each for name, each in state.items()}
         with torch.random.fork_rng(devices=[]):
             if len(rows) == 1 and None not in rows:
                 model.resize_token_embeddings(rows.pop(), mean_resizing=False)
@@ -119,16 +127,10 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
         if not any("vision_model." in name for name in own):
             # the prefix of a CLIP vision tower in a CLIPModel, and before transformers 5
             state = {name.replace("vision_model.", "", 1): t for name, t in state.items()}
-        # it may be of the tower alone, of the tower with a head, or of an older transformers
+        # it may be of the tower alone, or of the tower with a head
         tower = f"{ROOT}{getattr(model, 'base_model_prefix', '')}."
-        mapping = get_model_conversion_mapping(model)
-        renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-        for change in (
-            lambda name: name.replace(ROOT, tower, 1),
-            lambda name: name.replace(tower, ROOT, 1),
-            lambda name: ROOT + rename_source_key(name.removeprefix(ROOT), renamings, [])[0],
-        ):
-            named = {change(name): each for name, each in state.items()}
+        for old, new in ((ROOT, tower), (tower, ROOT)):
+            named = {name.replace(old, new, 1): each for name, each in state.items()}
             fits = all(name in own or any(head in name for head in heads) for name in named)
             if fits and not (state.keys() & own or getattr(config, "alpha_pattern", None)):
                 state = named
@@ -236,8 +238,7 @@ def without_adapters(model: Any, precision: torch.dtype | None = None) -> Any:
     model, name = unwrapped(model), type(model).__name__
     if not is_peft(model):
         if isinstance(model, nn.Module) and any("base_layer." in n for n in model.state_dict()):
-            problem = "holds an adapter that transformers loaded into it"
-            raise BadFile(name, problem, "give the PeftModel of it, or the folder of the adapter")
+            raise BadFile(name, "holds an adapter of transformers' own", "give a PeftModel instead")
         return model
     for adapter in model.active_adapters:
         _require_mergeable(model.peft_config[adapter], name)

@@ -28,10 +28,12 @@ pytestmark = [  # peft's words on adapters of tables
     pytest.mark.filterwarnings("ignore:aLoRA is currently:UserWarning"),
     pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning"),
 ]
+OLD = {"vit": ((".layers", ".encoder.layer"), ("q_proj", "attention.query"))}  # in transformers 4
+OLD |= {"gemma3": (("model.language_model", "language_model.model"), ("model.v", "v"))}
 LORA = {"r": 2, "lora_alpha": 6, "target_modules": ["q_proj", "fc1"]}
 
 
-def adapted(model, folder=None, config=None, **how):
+def adapted(model, folder=None, config=None, names=(), **how):
     """A PeftModel of a copy of the model, whose adapters are random, also saved to the folder."""
     torch.manual_seed(5)
     config = config or peft.LoraConfig(**LORA | {"init_lora_weights": False} | how)
@@ -42,6 +44,10 @@ def adapted(model, folder=None, config=None, **how):
                 parameter += 0.1 * torch.randn(parameter.shape)
     if folder:
         made.save_pretrained(folder)
+    for now, old in names:
+        (folder / CONFIG).write_text((folder / CONFIG).read_text().replace(now, old))
+        state = load_file(folder / WEIGHTS).items()
+        save_file({name.replace(now, old): t for name, t in state}, folder / WEIGHTS)
     return made
 
 
@@ -91,11 +97,12 @@ def test_an_adapter_and_a_model_are_merged_as_two_models(tmp_path, method):
     assert tiny.difference(merged.double(), want) < 1e-5
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5", "vit"])
 def test_a_lora_of_a_text_model_is_what_peft_computes(tmp_path, family):
     base = tiny.make(families.FAMILIES[family].build, dtype=torch.float32)
-    names = {"gpt2": ["c_attn", "c_fc"], "bert": ["query", "dense"], "t5": ["q", "wi"]}[family]
-    expert = adapted(base, tmp_path / "lora", target_modules=names, fan_in_fan_out=family == "gpt2")
+    names = {"gpt2": ["c_attn", "c_fc"], "bert": ["query", "dense"], "t5": ["q", "wi"]}
+    how = {"target_modules": names.get(family, ["q_proj"]), "fan_in_fan_out": family == "gpt2"}
+    expert = adapted(base, tmp_path / "lora", names=OLD.get(family, ()), **how)
     folder = save_model(base, tmp_path / "base")
     merged = merge("task_arithmetic", folder, {"a": tmp_path / "lora"}, scale=1.0)
     assert tiny.difference(merged, expert.merge_and_unload()) < 1e-6
@@ -187,10 +194,7 @@ def test_adapters_that_are_no_change_of_weights_are_refused_by_name(tmp_path, ho
         merge("average", llama(97, 0), [tmp_path])
 
 
-OLD = {"model.language_model.": "language_model.model.", "model.vision_tower.": "vision_tower."}
-
-
-@pytest.mark.parametrize("names", [{}, OLD])  # of before transformers 4.52
+@pytest.mark.parametrize("names", [(), OLD["gemma3"]])
 def test_an_adapter_of_a_vision_language_model_is_added_to_its_folder(tmp_path, names):
     tf = families.tf
     text = families.GROUPED | {"num_hidden_layers": 1, "model_type": "gemma3_text"}
@@ -200,10 +204,7 @@ def test_an_adapter_of_a_vision_language_model_is_added_to_its_folder(tmp_path, 
     config = tf.Gemma3Config(**parts, mm_tokens_per_image=4, **tokens)
     base = tiny.make(lambda: tf.Gemma3ForConditionalGeneration(config), 0, torch.float32)
     base.save_pretrained(tmp_path / "base")
-    expert = adapted(base, tmp_path / "lora", target_modules=["q_proj"])
-    file = tmp_path / "lora" / WEIGHTS
-    for now, old in names.items():
-        save_file({k.replace(now, old): t for k, t in load_file(file).items()}, file)
+    expert = adapted(base, tmp_path / "lora", names=names, target_modules=["q_proj"])
     out = merge("average", tmp_path / "base", [tmp_path / "lora"], out=tmp_path / "out")
     merged = tf.Gemma3ForConditionalGeneration.from_pretrained(out)
     assert near(logits(merged), logits(expert), 1e-4)
@@ -229,8 +230,7 @@ def test_models_in_memory_are_merged_as_what_they_wrap():
 
 def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):
     base = checkpoints.vision()
-    folder = tmp_path / "lora"
-    adapted(base, init_lora_weights="gaussian").save_pretrained(folder)
+    adapted(base, folder := tmp_path / "lora", init_lora_weights="gaussian")
     file, config = folder / WEIGHTS, folder / CONFIG
     state, told = load_file(file), json.loads(config.read_text())
     up = "encoder.layers.0.mlp.fc1.lora_B"
