@@ -104,9 +104,13 @@ class ModelEvidence:
     def few_sample_pairs(self, setting: str) -> Iterator[EstimatePair]:
         """Pair FeatCal with each adapter from few samples, after all mergers that the study has."""
         study, adapter_setting = ("default", "") if setting == DEFAULT else ("samples", setting)
-        few = select(self.evidence.table(study), {"samples": FEW})
-        mergers = dict.fromkeys(few["upstream"]) if self.file == "scores" else ()
-        for merger, adapter in product(mergers, ADAPTERS):
+        data = self.evidence if self.file == "scores" else None
+        if setting == DEFAULT:
+            data = next((case.data for case in self.defaults.values()), None)
+        if data is None:
+            return
+        few = select(data.table(study), {"samples": FEW})
+        for merger, adapter in product(dict.fromkeys(few["upstream"]), ADAPTERS):
             key = {"upstream": merger, "method": adapter}
             baseline = estimate(select(few, key | {"setting": adapter_setting}))
             baseline = baseline or estimate(select(few, key | {"setting": "suite"}))

@@ -76,6 +76,21 @@ def test_the_default_s_time_is_compared_on_all_four_real_models():
     assert len(kept) == 4 * len(landing.ADAPTERS)
 
 
+def test_few_samples_are_those_of_each_model_s_own_study():
+    for model in landing.models("mini")["Real models"]:
+        scores = {}
+        if study := next(
+            (case.data.folder_of("default") for case in model.defaults.values()), None
+        ):
+            rows = pd.read_csv(study / "default.csv", keep_default_na=False)
+            few = rows[(rows["samples"] == 8) & rows["setting"].isin(["", "auto"])]
+            scores = dict(few.groupby(["upstream", "method"])["value"].mean())
+        mergers = dict.fromkeys(upstream for upstream, _ in scores)
+        leads = [scores[m, "featcal"] - scores[m, a] for m in mergers for a in landing.ADAPTERS]
+        shown = [a.mean - b.mean for a, b in model.few_sample_pairs("auto")]
+        assert sorted(shown) == pytest.approx(sorted(leads)), model.name
+
+
 @pytest.mark.parametrize(("covered", "weak"), [(49.9, True), (50.0, False), (None, True)])
 def test_a_merger_is_weak_below_half_of_the_way(covered, weak):
     assert landing.is_weak(covered) == weak
