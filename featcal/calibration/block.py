@@ -89,21 +89,22 @@ def calibrate_block(
     models, blocks = run.models, [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):
-        for task, own in features.items() if spec.settings.order == "stale" else ():
-            moved = (step(block, spec.stack, *before) for before in own.students[number])
-            stale[number, task] = SpooledList(run.spool, moved)
+        if spec.settings.order == "stale":
+            for task, tracks in features.items():
+                moved = (step(block, spec.stack, *before) for before in tracks.students[number])
+                stale[number, task] = SpooledList(run.spool, moved)
     token_counts: dict[str, dict[str, int]] = {}
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
-    given = zip(students, next(iter(features.values())).students, strict=True)
-    parts_of = [block_parts(block, own[0], spec) for (block, spec), own in given]
+    pairs = zip(students, next(iter(features.values())).students, strict=True)
+    parts_of = [block_parts(block, track[0], spec) for (block, spec), track in pairs]
     with ExitStack() as opened:
         base: nn.Module | None = None
         for index, turn in enumerate(max(parts_of, key=len)):
             # students that are not observed by site are observed while the teacher passes the block
             parts = {
-                number: own[index if by_site[number] else 0]
-                for number, own in enumerate(parts_of)
+                number: student_parts[index if by_site[number] else 0]
+                for number, student_parts in enumerate(parts_of)
                 if by_site[number] or turn.moves_teacher
             }
             systems = {number: Systems() for number in parts}
@@ -111,30 +112,33 @@ def calibrate_block(
             for task, teacher in in_turn(models.experts, path):
                 moments = observe(blocks, teacher, features[task], parts)
                 token_counts.setdefault(task, {}).update(next(iter(moments.values())).expert_tokens)
-                for which, sums in moments.items() if run.solve else ():
-                    add_task_systems(systems[which], sums, teacher, parts[which].settings)
-            if base is None and run.solve:
+                if run.solve:
+                    for which, sums in moments.items():
+                        add_task_systems(systems[which], sums, teacher, parts[which].settings)
+            if not run.solve:
+                continue
+            if base is None:
                 base = opened.enter_context(models.base.block(path))
-            for which, part in parts.items() if run.solve else ():
-                given = systems[which], blocks[which], base, part, run.ranks
-                conditioning[which] += solve_systems(*given)
+            for which, part in parts.items():
+                bounds = solve_systems(systems[which], blocks[which], base, part, run.ranks)
+                conditioning[which] += bounds
     records = []
     for number, (block, spec) in enumerate(students):
         if isinstance(models.student, StreamedModel):  # later blocks see it as it is written
             for name, p in block.named_parameters():
                 p.copy_(p.to(models.student.stored[f"{path}.{name}"].dtype))
         results = {}
-        for task, own in features.items():
+        for task, tracks in features.items():
             drift = None
             if run.block_drift:
-                drift = advance_student(block, spec.stack, own, number)
+                drift = advance_student(block, spec.stack, tracks, number)
             elif spec.stack.feeds or not spec.last:
-                advance(block, spec.stack, own.students[number])
+                advance(block, spec.stack, tracks.students[number])
             if (number, task) in stale:
-                own.students[number] = stale[number, task]
-            results[task] = drift, own.tokens, token_counts[task]
-        of_tasks = run.ranks.gathered(results).values()
-        records.append(block_record(spec.name, of_tasks, conditioning[number]))
+                tracks.students[number] = stale[number, task]
+            results[task] = drift, tracks.tokens, token_counts[task]
+        all_results = run.ranks.gathered(results).values()
+        records.append(block_record(spec.name, all_results, conditioning[number]))
     return records
 
 
@@ -148,7 +152,7 @@ def block_record(
         pairs = [(drift.relative, drift.cosine) for drift in drifts]
         means = [round_digits(sum(values) / len(drifts)) for values in zip(*pairs, strict=True)]
     names = sorted(set().union(*counts))
-    experts = {expert: sum(own.get(expert, 0) for own in counts) for expert in names}
+    experts = {name: sum(task_counts.get(name, 0) for task_counts in counts) for name in names}
     return BlockRecord(name, *means, sum(tokens), round_digits(max(bounds, default=1.0)), experts)
 
 
@@ -157,13 +161,16 @@ def replay_block(
 ) -> None:
     """Load an earlier run's solutions and move all features past the block, with the same bits."""
     for number, ((block, spec), solution) in enumerate(zip(students, solved, strict=True)):
-        tracks = [own.students[number] for own in features.values()]
-        for track in tracks if spec.settings.order == "stale" else ():
-            advance(block, spec.stack, track)
+        tracks = [task_features.students[number] for task_features in features.values()]
+        stale = spec.settings.order == "stale"
+        if stale:
+            for track in tracks:
+                advance(block, spec.stack, track)
         for name, value in solution.items():
             block.get_parameter(name).copy_(value)
-        for track in tracks if spec.settings.order != "stale" else ():
-            advance(block, spec.stack, track)
+        if not stale:
+            for track in tracks:
+                advance(block, spec.stack, track)
     for task, teacher in in_turn(models.experts, path):
         advance(teacher, students[0][1].stack, features[task].teacher)
 
@@ -181,16 +188,16 @@ def add_task_systems(
         if expert and moments.expert_tokens[expert] < FEWEST_TOKENS:
             for sums in parts:
                 sums.weight.zero_()  # no share; without any task the anchor is kept
-        how = settings.interpolation, settings.task_weights, affine_of(teacher, site, settings)
-        shares = task_halves(parts, W, b, *how)
-        known = systems.sites.get(site)
-        systems.sites[site] = list(map(iadd, known, shares)) if known else shares
+        affine = affine_of(teacher, site, settings)
+        shares = task_halves(parts, W, b, settings.interpolation, settings.task_weights, affine)
+        total = systems.sites.get(site)
+        systems.sites[site] = list(map(iadd, total, shares)) if total else shares
     for name, norm_moments in moments.norms.items():
         norm = teacher.get_submodule(name)
         gain, n = norm.get_parameter("weight").detach(), sum(part[2, 0] for part in norm_moments)
         norm_shares = [norm_system(part, gain, shift_of(norm), n) for part in norm_moments]
-        before = systems.norms.get(name)
-        systems.norms[name] = list(map(add, before, norm_shares)) if before else norm_shares
+        norm_total = systems.norms.get(name)
+        systems.norms[name] = list(map(add, norm_total, norm_shares)) if norm_total else norm_shares
 
 
 def solve_systems(
@@ -263,22 +270,23 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
     encoder: TaskFeatures = {}
     for source, stack in models.plan.in_order:
         features = features_by_task(models, handles, stack, streams, run.spool, source, encoder)
-        single = [task for task, own in features.items() if own.samples < 2]
+        single = [task for task, tracks in features.items() if tracks.samples < 2]
         if single and any(student.settings.ridge == "auto" for student in students):
             raise BadBatches(single[0], 'has one sample; give two or more for ridge="auto"')
         if not students[0].blocks:  # by now all batches have been read
             digests = {task: str(stream.digest) for task, stream in streams.items()}
             for student in students:
                 if student.folder:
-                    own = fingerprint(models, digests, student.settings, run.block_drift)
-                    student.folder.resume(run.ranks.gathered({min(streams): own}), run.resume)
+                    digest = fingerprint(models, digests, student.settings, run.block_drift)
+                    student.folder.resume(run.ranks.gathered({min(streams): digest}), run.resume)
             run.ranks.together()  # no rank reads a block before those of another run are removed
         start = time.perf_counter()
         for path, blocks in student_blocks(models, students, stack, source):
             name = blocks[0][1].name
-            solved = [one for s in students if s.folder and (one := s.folder.solved(name))]
-            if resumed := len(solved) == len(students):
-                replay_block(models, path, blocks, features, [one for one, _ in solved])
+            solved = [earlier for s in students if s.folder and (earlier := s.folder.solved(name))]
+            resumed = len(solved) == len(students)
+            if resumed:
+                replay_block(models, path, blocks, features, [solution for solution, _ in solved])
                 records = [record for _, record in solved]
             else:
                 records = calibrate_block(run, path, blocks, features)
@@ -322,15 +330,15 @@ def student_blocks(
     models: Models, students: Sequence[Student], stack: Stack, source: Stack | None
 ) -> Iterator[tuple[str, StudentBlocks]]:
     """Yield each block's path with every student's block and its specification."""
-    count = len(blocks_of(models.student.module, stack))
+    count, rule = len(blocks_of(models.student.module, stack)), models.plan.rule(stack)
+    keyword = source.feeds if source else ""
     for index in range(count):
-        path = f"{stack.blocks}.{index}"
+        path, name, last = f"{stack.blocks}.{index}", stack.block_name(index), index + 1 == count
         with ExitStack() as opened:
             pairs = []
             for student in students:
                 block, settings = opened.enter_context(student.handle.block(path)), student.settings
-                modules = map(tuple, solved_modules(block, settings.norm, settings.modules))
-                where = models.plan.rule(stack), index + 1 == count, source.feeds if source else ""
-                spec = BlockSpec(stack.block_name(index), stack, *modules, *where, settings)
+                linears, norms = map(tuple, solved_modules(block, settings.norm, settings.modules))
+                spec = BlockSpec(name, stack, linears, norms, rule, last, keyword, settings)
                 pairs.append((block, spec))
             yield path, pairs

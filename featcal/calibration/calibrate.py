@@ -92,9 +92,10 @@ def calibrate(
     Raises: FeatCalError; modules stay as they were given, and no folder is written.
     """
     ranks = current()
-    given = Path(work or tempfile.gettempdir())
-    scratch = given if out is None else scratch_folder(Path(out), given if work else None)
-    made = work and (not given.is_dir() or (given.name and any(given.iterdir())))  # by a run
+    root = Path(work or tempfile.gettempdir())
+    scratch = root if out is None else scratch_folder(Path(out), root if work else None)
+    # an empty folder was made by the user, and stays
+    removes_root = work and (not root.is_dir() or (root.name and any(root.iterdir())))
     with ranks.fail_together(), ExitStack() as opened:
         check_tasks(experts, batches)
         auto, kind = settings == "auto", type(settings).__name__
@@ -106,33 +107,36 @@ def calibrate(
         if out is not None:
             require_apart("out", out, (merged, base, *experts.values()))
             require_replaceable(Path(out))
-            fits = not given.is_file() and given.resolve() != Path(out).resolve()
-            require(fits, "work", str(given), "must be another folder than out, and no file")
-            for path in filter(None, (out, work)) if ranks.first else ():
-                opened.enter_context(claimed(path))
-        own = {task: experts[task] for task in ranks.mine(experts)}
+            fits = not root.is_file() and root.resolve() != Path(out).resolve()
+            require(fits, "work", str(root), "must be another folder than out, and no file")
+            if ranks.first:
+                for path in filter(None, (out, work)):
+                    opened.enter_context(claimed(path))
+        my_experts = {task: experts[task] for task in ranks.mine(experts)}
         opened.enter_context(exact_products())
         models = open_models(
-            merged, base, own, plan, settings, whole=out is None, device=device, dtype=dtype
+            merged, base, my_experts, plan, settings, whole=out is None, device=device, dtype=dtype
         )
         if token_weights:
-            own_rule = (replace(one, token_rule=token_weights) for one in models.plan.stacks)
-            models = replace(models, plan=BlockPlan(*own_rule))
+            stacks = (replace(stack, token_rule=token_weights) for stack in models.plan.stacks)
+            models = replace(models, plan=BlockPlan(*stacks))
         opened.enter_context(models.evaluated())
         folder = None if out is None else opened.enter_context(RunFolder(scratch, ranks.first))
         spool = opened.enter_context(Spool(*budgets(models.device, host_memory), scratch))
 
         def report(records: list[BlockRecord], seconds: float, resumed: bool) -> None:
-            one, *others = records
-            parts = [one.name, f"{len(experts)} tasks"]
+            first, *others = records
+            parts = [first.name, f"{len(experts)} tasks"]
             if others:
                 parts.append(f"{len(records)} candidates")
-            elif one.relative_drift is not None:
-                parts.append(f"drift {one.relative_drift:.3f}")
-            if one.experts:
-                fewest = min(one.experts.values())
-                parts.append(f"{len(one.experts)} experts, {fewest:,} tokens or more")
-            parts += [f"{seconds:.1f} s", *["(solved before)"] * resumed]
+            elif first.relative_drift is not None:
+                parts.append(f"drift {first.relative_drift:.3f}")
+            if first.experts:
+                fewest = min(first.experts.values())
+                parts.append(f"{len(first.experts)} experts, {fewest:,} tokens or more")
+            parts.append(f"{seconds:.1f} s")
+            if resumed:
+                parts.append("(solved before)")
             LOG.info(line := "  ".join(parts))
             if progress:
                 progress(line)
@@ -141,7 +145,7 @@ def calibrate(
         student, choice = Student(models.student, models.settings, folder), None
         if auto:
             parts = choose.split(batches, models, spool)
-            if any(ranks.gathered({min(own): parts is None}).values()):
+            if any(ranks.gathered({min(my_experts): parts is None}).values()):
                 choice = choose.TOO_FEW
             else:
                 few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
@@ -170,9 +174,9 @@ def calibrate(
         if choice and not choice.settings:
             student.blocks = []
             if isinstance(models.student, InMemoryModel):
-                given_folder = not isinstance(merged, nn.Module)
-                plain = load_as_calibrated(merged) if given_folder else models.merged.module
-                models.student.module.load_state_dict(plain.state_dict())
+                from_folder = not isinstance(merged, nn.Module)
+                original = load_as_calibrated(merged) if from_folder else models.merged.module
+                models.student.module.load_state_dict(original.state_dict())
         if choice and ranks.first:
             LOG.info(choice.sentence)
 
@@ -185,8 +189,8 @@ def calibrate(
             solved = folder.solved_values(models.plan) if used else lambda _: None
             write_calibrated(models.student, models.base, solved, Path(out), result, card)
     folder.remove()
-    if made and ranks.first and not any(given.iterdir()):
-        given.rmdir()
+    if removes_root and ranks.first and not any(root.iterdir()):
+        root.rmdir()
     return replace(result, model=None, folder=Path(out))
 
 
@@ -201,11 +205,12 @@ def best_candidate(
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
     with ExitStack() as opened:
         students = {}
-        for number, (name, how) in enumerate(choose.CANDIDATES.items()):
-            own = folder and RunFolder(folder.path / f"candidate-{number}", ranks.first)
-            if own:
-                opened.enter_context(own)
-            students[name] = Student(models.student_copy(), how.but(norm=models.settings.norm), own)
+        for number, (name, candidate) in enumerate(choose.CANDIDATES.items()):
+            settings, solved = candidate.but(norm=models.settings.norm), None
+            if folder:
+                path = folder.path / f"candidate-{number}"
+                solved = opened.enter_context(RunFolder(path, ranks.first))
+            students[name] = Student(models.student_copy(), settings, solved)
         # experts of a mixture see the tokens that one student routes to them
         mixture = bool(packed_experts(models.student.module))
         groups = [[name] for name in students] if mixture else [list(students)]
@@ -214,16 +219,17 @@ def best_candidate(
             try:
                 sweep_solvable(run, [students[name] for name in names], few)
             except SingularGram:  # one overflows: without it, each of the others is swept alone
-                tried = [(name, students.pop(name)) for name in names]
-                for name, one in tried if len(tried) > 1 else ():
-                    students[name] = replace(one, handle=models.student_copy(), blocks=[])
-                    groups.append([name])
-        handles = {name: calibrated_handle(models, one) for name, one in students.items()}
+                failed = {name: students.pop(name) for name in names}
+                if len(failed) > 1:
+                    for name, student in failed.items():
+                        students[name] = replace(student, handle=models.student_copy(), blocks=[])
+                        groups.append([name])
+        handles = {name: calibrated_handle(models, student) for name, student in students.items()}
         handles = {choose.MERGED: models.merged} | handles
         by_task = ranks.gathered(choose.divergences(models, handles, unseen, few, labels))
-    used = {name: one.settings for name, one in students.items()}
+    used = {name: student.settings for name, student in students.items()}
     choice = choose.choose(by_task, {**choose.CANDIDATES, **used})
-    return choice, {task: {choose.MERGED: own[choose.MERGED]} for task, own in by_task.items()}
+    return choice, {task: {choose.MERGED: kl[choose.MERGED]} for task, kl in by_task.items()}
 
 
 def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
@@ -236,10 +242,11 @@ def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) 
                 raise
             change: dict[str, Any] = {"residual": 0.0}
         except BadCapture as error:
-            given = run.models.student.module, run.models.plan, False, students[0].settings.modules
-            every, bad = check_blocks(*given), [f".{name}" for name in error.modules]
-            left = [name for name in every if not any(one.endswith(f".{name}") for one in bad)]
-            if len(left) in (0, len(every)):
+            models, modules = run.models, students[0].settings.modules
+            linears = check_blocks(models.student.module, models.plan, False, modules)
+            bad = [f".{name}" for name in error.modules]
+            left = [name for name in linears if not any(path.endswith(f".{name}") for path in bad)]
+            if len(left) in (0, len(linears)):
                 raise
             LOG.warning(f"{error.problem}; not calibrated")
             change = {"modules": left}
@@ -268,11 +275,11 @@ def check(
     with exact_products(), models.evaluated(), spool:
         samples = {}
         for task, expert in models.experts.items():
-            given, both = islice(batches[task], 1), [models.student, expert]
-            samples[task] = [check_plan(models, task, head, both) for head in given]
+            handles, first = [models.student, expert], islice(batches[task], 1)
+            samples[task] = [check_plan(models, task, batch, handles) for batch in first]
         run = Run(models, spool, current(), block_drift=False, solve=False)
-        own = sweep_solvable if settings == "auto" else sweep
-        own(run, [Student(models.student, models.settings)], samples)
+        sweep_function = sweep_solvable if settings == "auto" else sweep
+        sweep_function(run, [Student(models.student, models.settings)], samples)
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:

@@ -83,11 +83,11 @@ class Part:
     chosen: Tensor
 
     def __iter__(self) -> Iterator[Batch]:
-        before, pending = 0, dict[str, Any]()
+        start, pending = 0, dict[str, Any]()
         for batch in self.batches:
             count = sample_count(batch)
-            rows = self.chosen[before : before + count]
-            before += count
+            rows = self.chosen[start : start + count]
+            start += count
             if not rows.any():
                 continue
             part = some_samples(batch, rows)
@@ -133,14 +133,15 @@ def split(batches: TaskBatches, models: Models, spool: Spool) -> dict[str, tuple
     """Return each task's parts, or None if one has too few. Iterators are read into the spool."""
     parts = {}
     for task, expert in models.experts.items():
-        given = lasting(batches[task])
-        own = given if isinstance(given, Sequence) else SpooledList(spool, given)
-        for number, batch in enumerate(own):
+        task_batches = lasting(batches[task])
+        if not isinstance(task_batches, Sequence):
+            task_batches = SpooledList(spool, task_batches)
+        for number, batch in enumerate(task_batches):
             check_batch(task, number, batch, expert.module)
-        if (n := sum(map(sample_count, own))) == 0:
+        if (n := sum(map(sample_count, task_batches))) == 0:
             raise BadBatches(task, NO_SAMPLES)
         if n >= FEWEST:
-            parts[task] = tuple(Part(own, mask) for mask in parts_of(n))
+            parts[task] = tuple(Part(task_batches, mask) for mask in parts_of(n))
     return parts if parts.keys() == models.experts.keys() else None
 
 
@@ -158,23 +159,23 @@ def divergences(
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
         expert, pooling, classes = models.experts[task], None, (labels or {}).get(task)
-        with suppress(BadFile):  # the expert's way is not supported: take the mean over tokens
+        with suppress(BadFile):  # the expert's pooling is not supported: take the mean over tokens
             if isinstance(expert, StreamedModel):  # for all models, so that features compare
                 pooling = Sentences.of_folder(expert.folder)
         lacks_head = isinstance(expert, StreamedModel) and any(
             names[0] not in expert.stored for names in expert.ties
         )
-        how = models.plan, pooling, lacks_head
+        options = models.plan, pooling, lacks_head
         kl: dict[str, list[float]] = {name: [] for name in students}
         features: dict[str, list[Tensor]] = {name: [] for name in students}
         expert_features: list[Tensor] = []
         with evaluation_mode([handle.module for handle in students.values()]):
             for number, batch in enumerate(samples):
                 with naming(task, number), expert.running() as teacher:
-                    theirs = answers(teacher, batch, *how)
+                    theirs = answers(teacher, batch, *options)
                     for name, handle in students.items():
                         with handle.running() as student:  # scores are made when they are compared
-                            ours = answers(student, batch, *how)
+                            ours = answers(student, batch, *options)
                             scores = comparable_scores(ours, theirs)
                             if scores is not None and classes is None:
                                 rows = kl_and_top1(*scores)[0].split(ours.sizes.tolist())
@@ -183,12 +184,13 @@ def divergences(
                     expert_features.append(theirs.features(ours))
             if classes is None and not all(kl.values()):
                 with expert.running() as teacher:
-                    own = (answers(teacher, batch, *how) for batch in seen[task])
-                    expert_features += [theirs.features(ours) for theirs in own]
+                    for batch in seen[task]:
+                        theirs = answers(teacher, batch, *options)
+                        expert_features.append(theirs.features(ours))
         for name in students:
             if not kl[name]:
-                both = torch.cat(features[name]), torch.cat(expert_features)
-                kl[name] = relational_divergence(*both, classes).tolist()
+                f, f_exp = torch.cat(features[name]), torch.cat(expert_features)
+                kl[name] = relational_divergence(f, f_exp, classes).tolist()
             if not torch.tensor(kl[name]).isfinite().all():
                 if name == MERGED:
                     raise NotFinite(f"merged model or expert, task {task}", "its answers")
@@ -203,9 +205,9 @@ def check_labels(labels: Mapping[str, Tensor], tasks: Collection[str]) -> None:
     for task, classes in labels.items():
         if task not in tasks:
             raise UnknownKey("labels", task, tasks)
-        given = torch.as_tensor(classes)
-        fits = given.dim() == 2 and len(given) > 1 and given.isfinite().all()
-        require(bool(fits), f"labels[{task!r}]", [*given.shape], expected)
+        matrix = torch.as_tensor(classes)
+        fits = matrix.dim() == 2 and len(matrix) > 1 and matrix.isfinite().all()
+        require(bool(fits), f"labels[{task!r}]", [*matrix.shape], expected)
 
 
 def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = None) -> Tensor:
@@ -216,17 +218,17 @@ def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = Non
     width = f.shape[1] if classes is None else classes.shape[1]
     expected = f"must be rows of the features' width {f.shape[1]}"
     require(width == f.shape[1], "labels", f"rows of {width}", expected)
-    unit, expert = (normalize(x.to(SUM_DTYPE), dim=1) for x in (f, f_exp))
-    others = ~torch.eye(len(unit), len(expert), dtype=torch.bool, device=unit.device)
+    student, expert = (normalize(x.to(SUM_DTYPE), dim=1) for x in (f, f_exp))
+    others = ~torch.eye(len(student), len(expert), dtype=torch.bool, device=student.device)
 
     def cosines(rows: Tensor) -> Tensor:
         if classes is not None:
             return rows @ torch.as_tensor(classes).to(rows).T
         return (rows @ expert.T)[others].view(len(rows), -1)
 
-    theirs = cosines(expert[: len(unit)])
-    tau = theirs.std().clamp_min(1e-6)
-    log_p, log_p_exp = (log_softmax(c / tau, dim=1) for c in (cosines(unit), theirs))
+    expert_cosines = cosines(expert[: len(student)])
+    tau = expert_cosines.std().clamp_min(1e-6)
+    log_p, log_p_exp = (log_softmax(c / tau, dim=1) for c in (cosines(student), expert_cosines))
     return kl_div(log_p, log_p_exp, reduction="none", log_target=True).sum(1).cpu()
 
 
@@ -239,12 +241,12 @@ def choose(
     """
     divergence: dict[str, dict[str, float]] = {}
     allowed, tasks = [], by_task.values()
-    for name in (n for n in next(iter(tasks)) if all(sum(own[n]) < inf for own in tasks)):
+    for name in (n for n in next(iter(tasks)) if all(sum(kl[n]) < inf for kl in tasks)):
         worse = False
-        for task, own in by_task.items():
-            values = torch.tensor(own[name], dtype=SUM_DTYPE)
+        for task, kl in by_task.items():
+            values = torch.tensor(kl[name], dtype=SUM_DTYPE)
             divergence.setdefault(name, {})[task] = round_digits(float(values.mean()))
-            difference = values - torch.tensor(own[MERGED], dtype=SUM_DTYPE)
+            difference = values - torch.tensor(kl[MERGED], dtype=SUM_DTYPE)
             worse |= bool(difference.mean() > 2 * difference.std() / sqrt(len(difference)))
         if not worse:
             allowed.append(name)
@@ -261,9 +263,9 @@ def choose(
 
 def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
     """Return the choice, or the merged model if the last calibration fails the same test."""
-    last = choose(by_task, {FINAL: choice.settings or Calibration()})
-    divergence = {**choice.divergence, **{n: d for n, d in last.divergence.items() if n == FINAL}}
-    return replace(last if last.chosen == MERGED else choice, divergence=divergence)
+    final = choose(by_task, {FINAL: choice.settings or Calibration()})
+    divergence = {**choice.divergence, **{n: d for n, d in final.divergence.items() if n == FINAL}}
+    return replace(final if final.chosen == MERGED else choice, divergence=divergence)
 
 
 @contextmanager
@@ -331,7 +333,7 @@ class Answers:
 
 
 def comparable_scores(ours: Answers, theirs: Answers) -> tuple[Scores, Scores] | None:
-    """Return the scores of both, or None unless they have the same number."""
+    """Return both models' scores, or None unless their rows have the same width."""
     if ours.scores is None or theirs.scores is None or ours.scores.width != theirs.scores.width:
         return None
     return ours.scores, theirs.scores
@@ -360,13 +362,14 @@ def answers(
     if head is None:
         counted = hidden.new_ones(hidden.shape[:2], dtype=torch.long) if mask is None else mask
         sizes = torch.ones(len(hidden), dtype=torch.long)
-        logits, last = (getattr(output, name, None) for name in ("logits", "last_hidden_state"))
+        logits = getattr(output, "logits", None)
+        last_hidden = getattr(output, "last_hidden_state", None)
         if isinstance(logits, Tensor) and logits.shape[:-1] == hidden.shape[:2]:  # of each token
             logits, sizes = logits[counted.bool()], counted.bool().sum(1)
         scores = Scores(logits) if isinstance(logits, Tensor) and logits.dim() == 2 else None
         if sentences and sentences.given:
-            last = hidden if last is None else last
-            pooled = sentences.vectors(last, counted)
+            last_hidden = hidden if last_hidden is None else last_hidden
+            pooled = sentences.vectors(last_hidden, counted)
         elif output is not None:
             pooled = pooled_output(model, output, batch)
     return Answers(hidden, mask, weights, pooled, scores, sizes)

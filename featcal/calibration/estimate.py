@@ -103,14 +103,14 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     operations = sum((Counter(_operations(shape, *stage)) for stage in stages), Counter[str]())
     blocks = [block.weights for block in shape.blocks]
     if passes:  # an expert and a student answer
-        whole = shape.entry + sum(block.forward for block in shape.blocks)
-        operations["answers"] = passes * job.tasks * whole // job.batch
+        forward = shape.entry + sum(block.forward for block in shape.blocks)
+        operations["answers"] = passes * job.tasks * forward // job.batch
         weights = 2 * (shape.weights - sum(blocks) + max(blocks))
         work = {"weights": weights, "scores": shape.scores * min(held_out, job.batch) // job.batch}
-        kept = {"samples": job.drawn, "libraries": LIBRARIES}
-        on_host = {"device": {}, "host": work | kept}
-        memory.append(memory[0] | ({"device": work, "host": kept} if job.on_gpu else on_host))
-    needs = max(memory, key=lambda own: sum(own["device"].values()) + sum(own["host"].values()))
+        fixed = {"samples": job.drawn, "libraries": LIBRARIES}
+        on_host = {"device": {}, "host": work | fixed}
+        memory.append(memory[0] | ({"device": work, "host": fixed} if job.on_gpu else on_host))
+    needs = max(memory, key=lambda use: sum(use["device"].values()) + sum(use["host"].values()))
     solved = sum(blocks) * max(len(who) for who, _ in stages)
     needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}
     needs["disk"]["while joining"] = shape.largest
@@ -122,8 +122,8 @@ def _memory(shape: ModelShape, students: Students, job: Job) -> dict[str, dict[s
     tasks = -(-job.tasks // job.processes)  # of the process that has most
     count, features = len(students), max(block.features for block in shape.blocks)
     halves = Counter[bool]()  # systems of a site: of students that solve it alone, and of others
-    for one in students:
-        halves[one.order == "sites"] += 1 + (one.ridge == "auto")
+    for settings in students:
+        halves[settings.order == "sites"] += 1 + (settings.ridge == "auto")
     outside = shape.weights - sum(block.weights for block in shape.blocks)
     moments = [{"weights": 2 * outside, "batch": 2 * features}]
     for block in shape.blocks:
@@ -139,23 +139,23 @@ def _memory(shape: ModelShape, students: Students, job: Job) -> dict[str, dict[s
             adding = (PRODUCT + 2 * SUM) * W  # the expert's weight, twice, and the right side
             for seen in {max(tasks - 2, 0), tasks - 1}:  # tasks before; one block is read ahead
                 weights = (count + 1 + (seen + 1 < tasks)) * block.weights
-                own = {"systems": systems * bool(seen), "batch": max(seeing, adding)}
-                moments.append({"weights": weights, "moments": sums} | own)
+                use = {"systems": systems * bool(seen), "batch": max(seeing, adding)}
+                moments.append({"weights": weights, "moments": sums} | use)
             solving = (2 * PRODUCT + 4 * SUM) * W  # weight and anchor; the step, twice
             if halves.total() > count:  # λ by halves: a factor of one half
                 solving += 2 * SUM * max(s.d * s.d for s, _ in group)
-            own = {"systems": systems, "solve": solving}
-            moments.append({"weights": (count + 1) * block.weights} | own)
+            use = {"systems": systems, "solve": solving}
+            moments.append({"weights": (count + 1) * block.weights} | use)
     work = max(moments, key=lambda parts: sum(parts.values()))
     waiting = (count + 1) * tasks * features * job.samples // job.batch
     device = min(waiting, job.device_memory) if job.on_gpu else 0
     host = min(waiting - device, waiting if job.host_memory is None else job.host_memory)
     if job.on_gpu or device + host < waiting:
         work["batch of features"] = 2 * features
-    kept = {"waiting features": host, "samples": job.drawn, "libraries": LIBRARIES}
+    fixed = {"waiting features": host, "samples": job.drawn, "libraries": LIBRARIES}
     return {
         "device": work | {"waiting features": device} if job.on_gpu else {},
-        "host": kept if job.on_gpu else work | kept,
+        "host": fixed if job.on_gpu else work | fixed,
         "disk": {"waiting features": waiting - device - host},
     }
 
@@ -163,21 +163,22 @@ def _memory(shape: ModelShape, students: Students, job: Job) -> dict[str, dict[s
 def _operations(shape: ModelShape, students: Students, job: Job) -> dict[str, int]:
     """Count operations, 2 for one multiplication and addition."""
     passes = products = solves = 0.0
-    by_site = any(one.order == "sites" for one in students)
+    by_site = any(settings.order == "sites" for settings in students)
     for block in shape.blocks:
         reach = [site.reach for site in block.sites]
-        whole, apart = max((*reach, *block.norms), default=0.0), sum((*reach, *block.norms))
+        furthest, separate = max((*reach, *block.norms), default=0.0), sum((*reach, *block.norms))
         # by site: a pass for each norm and site, up to its input
-        own, turns = (sum(reach[:-1]) + 1, len(reach)) if by_site else (1, 1)
-        for one in students:
-            own += (apart if one.order == "sites" else whole) + 1 + (one.order == "stale")
-        passes += own * block.forward + turns * block.routed
-        for s, one in product(block.sites, students):
+        block_passes, turns = (sum(reach[:-1]) + 1, len(reach)) if by_site else (1, 1)
+        for settings in students:
+            reached = separate if settings.order == "sites" else furthest
+            block_passes += reached + 1 + (settings.order == "stale")
+        passes += block_passes * block.forward + turns * block.routed
+        for s, settings in product(block.sites, students):
             gram = sum((b - a) * (s.d - a) for a, b in stripes(s.d, job.on_gpu))
             products += 2 * s.n * (s.d * s.width + gram)
             # right sides; a factor, the anchor and two triangular solves
             solves += job.tasks * 2 * s.d**2 * s.o + s.d**3 // 3 + 4 * s.d**2 * s.o
-            if one.ridge == "auto":
+            if settings.ridge == "auto":
                 solves += 2 * EVALUATIONS * (s.d**3 // 3 + 4 * s.d**2 * min(s.o, PROJECTIONS))
     count = job.tasks * job.samples / job.batch
     passes = count * ((len(students) + 1) * shape.entry + passes)
@@ -204,7 +205,7 @@ def model_shape(
     model: nn.Module, plan: BlockPlan, batch: Batch, method: choose.CalibrationOrAuto = PAPER
 ) -> ModelShape:
     """Return the shapes of one batch's pass through a model, both on meta. Raises: BadPlan."""
-    how = PAPER if method == "auto" else method
+    settings = PAPER if method == "auto" else method
     entry, result, shapes = 0, None, list[BlockShape]()
     eager = getattr(getattr(model, "config", None), "_attn_implementation", "eager") == "eager"
     model.requires_grad_(False)  # torch's counter follows gradients of some functions even here
@@ -217,7 +218,7 @@ def model_shape(
                 entry += flops.get_total_flops()
                 for block in blocks:
                     meta.widest, last = 0, block is blocks[-1]
-                    shape, features = _block(block, stack, features, how, rule, last)
+                    shape, features = _block(block, stack, features, settings, rule, last)
                     shapes.append(replace(shape, widest=max(shape.widest, meta.widest)))
                 result = stack_output(model, stack, features[0]) if stack.feeds else None
         scores = _scores(model, features[0])
@@ -244,12 +245,12 @@ def _block(
     block: nn.Module, stack: Stack, before: Features, how: Calibration, rule: TokenRule, last: bool
 ) -> tuple[BlockShape, Features]:
     """Return the shape of one block, and the features after it."""
-    tokens, every = tuple(before[0].shape[:2]), solved_modules(block)[0]
+    tokens, all_linears = tuple(before[0].shape[:2]), solved_modules(block)[0]
     linears, norms = solved_modules(block, how.norm, how.modules)
-    captured = module_inputs(block, [*linears, *norms], others={*every} - {*linears})
+    captured = module_inputs(block, [*linears, *norms], others={*all_linears} - {*linears})
     with FlopCounterMode(display=False) as flops, captured as seen:
         out = step(block, stack, *before)
-    outputs = {name: len(weight_of(block.get_submodule(name))) for name in every}
+    outputs = {name: len(weight_of(block.get_submodule(name))) for name in all_linears}
     sites, until = list[SiteShape](), dict[str, int]()  # work of linears until a module is reached
     work = widest = 0
     for name, x in seen.items():
@@ -262,8 +263,8 @@ def _block(
         reach = max(until[name] for name in names) / work
         sites.append(SiteShape(names, d, o, n, o if o < FOLDED_SHARE * d else d, reach))
     sites.sort(key=lambda site: site.reach)
-    early = tuple(until[name] / max(work, 1) for name in norms)
+    norm_reach = tuple(until[name] / max(work, 1) for name in norms)
     sizes = map(nbytes, (list(block.parameters()), out, list(seen.values())))
     routed = sum(part.work for part in unpacked_experts(block).values())
-    forward = widest, flops.get_total_flops(), routed
-    return BlockShape(stack.name, tuple(sites), early, *sizes, *forward), out
+    measured = *sizes, widest, flops.get_total_flops(), routed
+    return BlockShape(stack.name, tuple(sites), norm_reach, *measured), out

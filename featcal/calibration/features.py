@@ -68,9 +68,9 @@ class Models:
         """Return another student that starts from the merged model, or from `solved` blocks."""
         if isinstance(self.student, InMemoryModel):
             return InMemoryModel(copy.deepcopy(self.student.module))
-        paths, how = [stack.blocks for stack in self.plan.stacks], (self.dtype, self.device)
+        paths = [stack.blocks for stack in self.plan.stacks]
         override = {"override": solved.solved_values(self.plan)} if solved else {}
-        return StreamedModel(self.student.folder, paths, *how, **override)
+        return StreamedModel(self.student.folder, paths, self.dtype, self.device, **override)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -112,10 +112,10 @@ def open_models(
         return StreamedModel(folder, paths, dtype, target, like=like)
 
     if isinstance(merged, nn.Module):
-        before: ModelHandle = InMemoryModel(plain_module(merged))
-        student: ModelHandle = InMemoryModel(copy.deepcopy(before.module))
+        original: ModelHandle = InMemoryModel(plain_module(merged))
+        student: ModelHandle = InMemoryModel(copy.deepcopy(original.module))
     else:
-        before = student = streamed(merged)
+        original = student = streamed(merged)
         if whole:
             student = InMemoryModel(load_as_calibrated(merged, dtype).to(target))
     plan, kind = plan_for(student.module, plan), type(student.module)
@@ -126,34 +126,36 @@ def open_models(
             plain = plain_module(model)
             tower = getattr(plain, "base_model", plain)
             return InMemoryModel(tower if type(tower) is kind else plain)
-        own = model_class(model)
-        return streamed(model, kind if own is not kind and same_tower(own, kind) else None)
+        model_kind = model_class(model)
+        as_tower = model_kind is not kind and same_tower(model_kind, kind)
+        return streamed(model, kind if as_tower else None)
 
     others = [opened(model) for model in (base, *experts.values())]
-    given = {"merged": merged, "base": base} | {f"expert {t!r}": e for t, e in experts.items()}
-    labels = [n if isinstance(m, nn.Module) else f"{n} ({m})" for n, m in given.items()]
-    handles = dict(zip(labels, (student, *others), strict=True))
+    roles = {"merged": merged, "base": base} | {f"expert {t!r}": e for t, e in experts.items()}
+    names = [n if isinstance(m, nn.Module) else f"{n} ({m})" for n, m in roles.items()]
+    handles = dict(zip(names, (student, *others), strict=True))
     # outside of blocks the number of rows (of a vocabulary, of a head's classes) may differ
     require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
     for name, handle in handles.items():
         handle.check_finite(name)
-        kind = type(handle.module)
-        whole_model = isinstance(handle, StreamedModel) and model_class(handle.folder) is kind
+        loaded = type(handle.module)
+        whole_model = isinstance(handle, StreamedModel) and model_class(handle.folder) is loaded
         if whole_model and handle.ignored:
-            listed = ", ".join([*handle.ignored[:4], *["..."][: len(handle.ignored) - 4]])
-            LOG.warning(f"{name}: {kind.__name__} has no {listed}: not used")
+            more = ["..."] if len(handle.ignored) > 4 else []
+            listed = ", ".join([*handle.ignored[:4], *more])
+            LOG.warning(f"{name}: {loaded.__name__} has no {listed}: not used")
     used = Calibration() if settings == "auto" else settings
     for stack in plan.stacks if used.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
-            kinds = map(block.get_submodule, solved_modules(block)[1])
-            if other := next((one for one in kinds if not is_solvable_norm(one)), None):
-                kind = type(other).__name__
-                expected = f"must be off for models with {kind}, neither LayerNorm nor RMSNorm"
+            norms = map(block.get_submodule, solved_modules(block)[1])
+            if other := next((norm for norm in norms if not is_solvable_norm(norm)), None):
+                name = type(other).__name__
+                expected = f"must be off for models with {name}, neither LayerNorm nor RMSNorm"
                 require(settings == "auto", "calibrate.norm", True, expected)
                 used = used.but(norm=False)
     check_blocks(student.module, plan, used.norm, used.modules)
-    own = dict(zip(experts, others[1:], strict=True))
-    return Models(student, before, others[0], own, plan, target, dtype, used)
+    expert_handles = dict(zip(experts, others[1:], strict=True))
+    return Models(student, original, others[0], expert_handles, plan, target, dtype, used)
 
 
 def plain_module(module: nn.Module) -> nn.Module:
@@ -170,8 +172,8 @@ def lasting(batches: Batches) -> Batches:
     """Return batches that stay as they are: an iterator may fill the same tensors again."""
     if isinstance(batches, Sequence):
         return batches
-    given = (dict(one) if isinstance(one, Mapping) else one for one in batches)
-    return (tree_map_only(Tensor, Tensor.clone, one) for one in given)
+    copies = (dict(batch) if isinstance(batch, Mapping) else batch for batch in batches)
+    return (tree_map_only(Tensor, Tensor.clone, batch) for batch in copies)
 
 
 def check_plan(models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]) -> Batch:
@@ -206,7 +208,7 @@ def fingerprint(
             digest.add(getattr(handle.module, "config", ""), *chain.from_iterable(values))
             continue
         for file in sorted([handle.folder / "config.json", *handle.folder.glob("*.safetensors")]):
-            state = file.stat()  # the whole may be too large to read
+            state = file.stat()  # the weights may be too large to read whole
             digest.add(file.name, state.st_size, state.st_mtime_ns)
             with file.open("rb") as stream:
                 for start in range(0, state.st_size, max(SAMPLE, state.st_size // SAMPLES)):
@@ -264,20 +266,23 @@ def first_features(
         features.encoder_masks.append(encoder.masks[number] if encoder else None)
         features.tokens += hidden.shape[:-1].numel() if mask is None else int(mask.sum())
         features.samples += len(hidden)
-    for track in encoder.tracks if encoder else ():
-        track.clear()
+    if encoder:
+        for track in encoder.tracks:
+            track.clear()
     if features.tokens == 0:
         raise BadBatches(task, NO_SAMPLES)
     return features
 
 
-def running(models: Models, own: Sequence[ModelHandle]) -> Iterator[tuple[str, list[nn.Module]]]:
+def running(
+    models: Models, students: Sequence[ModelHandle]
+) -> Iterator[tuple[str, list[nn.Module]]]:
     """Yield every task with its students and expert, which can run until the next task."""
     with ExitStack() as opened:
-        ours = [opened.enter_context(student.running()) for student in own]
+        modules = [opened.enter_context(student.running()) for student in students]
         for task, expert in models.experts.items():
             with expert.running() as teacher:
-                yield task, [*ours, teacher]
+                yield task, [*modules, teacher]
 
 
 def features_by_task(
@@ -291,9 +296,9 @@ def features_by_task(
 ) -> dict[str, StudentTeacherFeatures]:
     """Return the features of every task before the first block of a stack, which `source` feeds."""
     features = {}
-    for task, (*ours, teacher) in running(models, students):
-        given = batches[task], spool, source, encoder.get(task)
-        features[task] = first_features(task, ours, teacher, stack, *given)
+    for task, (*modules, teacher) in running(models, students):
+        inputs = batches[task], spool, source, encoder.get(task)
+        features[task] = first_features(task, modules, teacher, stack, *inputs)
     return features
 
 
@@ -327,7 +332,7 @@ def encoder_outputs(
     """Return what calibrated stacks and the experts' stacks feed to the next stack, by task."""
     if not stack.feeds:
         return {}
-    for task, opened in running(models, students):
-        for model, track in zip(opened, features[task].tracks, strict=True):
+    for task, modules in running(models, students):
+        for model, track in zip(modules, features[task].tracks, strict=True):
             leave_stack(model, stack, track)
     return features

@@ -97,12 +97,13 @@ def observe(
     once all is captured, unless the teacher's features move on. Raises: BadCapture.
     """
     moments, before = {number: BlockMoments(features.tokens) for number in specs}, 0
-    spec = replace(  # what the teacher is asked for
-        max(specs.values(), key=lambda one: len(one.writers)),
-        linears=max((one.linears for one in specs.values()), key=len),
-        norms=max((one.norms for one in specs.values()), key=len),
+    teacher_spec = replace(  # all that is captured of the teacher
+        max(specs.values(), key=lambda s: len(s.writers)),
+        linears=max((s.linears for s in specs.values()), key=len),
+        norms=max((s.norms for s in specs.values()), key=len),
     )
-    linears, writers, outputs = spec.linears, spec.writers, []
+    linears, writers, moves = teacher_spec.linears, teacher_spec.writers, teacher_spec.moves_teacher
+    outputs = []
     for name in linears:
         W = weight_of(teacher.get_submodule(name))  # (o, d)
         # rounded outputs of models in half precision are computed again, in float32
@@ -110,30 +111,30 @@ def observe(
             outputs.append(name)
     for number, mask in enumerate(features.masks):
         x_exp, y_exp, r_exp, teacher_output = None, {}, {}, None
-        for which, own in specs.items():
+        for which, spec in specs.items():
             student, batch = students[which], features.students[which][number]
-            x_cal, _, r_cal, _ = capture(student, own, batch, (), False)
+            x_cal, _, r_cal, _ = capture(student, spec, batch, (), False)
             if x_exp is None:  # experts of a mixture see the tokens of the first student's
                 x_exp = {}
-                if linears or spec.moves_teacher:
+                if linears or moves:
                     with following(teacher, student):
                         x_exp, y_exp, r_exp, teacher_output = capture(
-                            teacher, spec, features.teacher[number], outputs, spec.moves_teacher
+                            teacher, teacher_spec, features.teacher[number], outputs, moves
                         )
-            if set(r_cal) != set(own.writers) or set(r_exp) != set(writers):
+            if set(r_cal) != set(spec.writers) or set(r_exp) != set(writers):
                 problem = "their outputs are not added to the residual stream in every batch"
                 raise BadCapture(writers, f"{problem} and model")
-            beta = own.settings.residual
-            gaps = {name: beta * (wide(r_exp[name]) - wide(r_cal[name])) for name in own.writers}
-            for name in own.scales.keys() & gaps:  # γ y is added; one with γ = 0 is never seen
-                scale = own.scales[name]
+            beta = spec.settings.residual
+            gaps = {name: beta * (wide(r_exp[name]) - wide(r_cal[name])) for name in spec.writers}
+            for name in spec.scales.keys() & gaps:  # γ y is added; one with γ = 0 is never seen
+                scale = spec.scales[name]
                 gaps[name] = torch.where(scale == 0, 0, gaps[name] / wide(scale))
-            encoder = batch[1][0].get(own.encoder_keyword), features.encoder_masks[number]
+            encoder = batch[1][0].get(spec.encoder_keyword), features.encoder_masks[number]
             captured, tokens = (x_cal, x_exp, y_exp, gaps), ((batch[0], mask), encoder)
-            add_batch(moments[which], own, student, teacher, captured, tokens, before)
+            add_batch(moments[which], spec, student, teacher, captured, tokens, before)
             del x_cal, r_cal, gaps, captured
         before += len(batch[0])
-        if spec.moves_teacher:
+        if moves:
             features.teacher[number] = teacher_output
         # free the largest tensors of a batch before the next batch brings its own
         del x_exp, y_exp, r_exp, teacher_output, batch, tokens
@@ -151,28 +152,28 @@ def add_batch(
 ) -> None:
     """Add one batch to one student's moments; sample i, from `before` on, is in half i % 2."""
     (hidden, mask), x_cal, expert_rows = tokens[0], captured[0], routed(student)
-    whole = partial(row_weights, spec, tokens, expert_rows)
-    parts = [whole]
+    weigh_all = partial(row_weights, spec, tokens, expert_rows)
+    weighers = [weigh_all]
     if spec.settings.ridge == "auto":
-        number = torch.arange(before, before + len(hidden), device=hidden.device)[:, None]
-        parts = []
-        for rows in (number % 2 == 0, number % 2 == 1):  # (batch, 1)
-            masked = tuple((x, rows if own is None else rows * own) for x, own in tokens)
-            parts.append(partial(row_weights, spec, masked, expert_rows))
-    sites = shared_sites(x_cal, spec.linears, whole)
+        indices = torch.arange(before, before + len(hidden), device=hidden.device)[:, None]
+        weighers = []
+        for half in (indices % 2 == 0, indices % 2 == 1):  # (batch, 1)
+            masked = tuple((x, half if m is None else half * m) for x, m in tokens)
+            weighers.append(partial(row_weights, spec, masked, expert_rows))
+    sites = shared_sites(x_cal, spec.linears, weigh_all)
     if moments.sites and moments.sites.keys() != sites.keys():
         problem = "its linears share inputs differently from one batch to the next"
         raise BadCapture([spec.name], problem)
     for site, w in sites.items():
         name = site[0]
-        ws = [w] if len(parts) == 1 else [weigh(name, x_cal[name]) for weigh in parts]
+        ws = [w] if len(weighers) == 1 else [weigh(name, x_cal[name]) for weigh in weighers]
         add_site(moments, site, teacher, captured, ws, spec.settings.interpolation)
     for name in spec.norms:
         x = x_cal[name]
         z = normalised(student.get_submodule(name), wide(x)).flatten(0, -2)
-        sums = [norm_sums(z, weigh(name, x).flatten()) for weigh in parts]
-        known = moments.norms.get(name)
-        moments.norms[name] = list(map(add, known, sums)) if known else sums
+        sums = [norm_sums(z, weigh(name, x).flatten()) for weigh in weighers]
+        earlier = moments.norms.get(name)
+        moments.norms[name] = list(map(add, earlier, sums)) if earlier else sums
         del x, z
     for expert, rows in expert_rows.items():
         counted = rows if mask is None else mask.flatten()[rows].nonzero()
@@ -226,13 +227,13 @@ def add_site(
         folded = blended or has_gap or o < FOLDED_SHARE * d
         shape = d, o if folded else None, x_cal.device, blended
         moments.sites[site] = [Moments.zero(*shape) for _ in ws]
-    like, y, gap = moments.sites[site][0], None, None
-    if like.blended:
+    first, y, gap = moments.sites[site][0], None, None
+    if first.blended:
         y = product(wide(x_cal).lerp(wide(x_exp), alpha), side_by_side(linears)[0].T)  # (n, o)
-    elif like.folded and all(name in y_exp for name in site):
+    elif first.folded and all(name in y_exp for name in site):
         parts = [y_exp[name].flatten(0, -2) for name in site]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (n, o)
-    elif like.folded:
+    elif first.folded:
         W, b = side_by_side(linears)
         y = product(x_exp, W.T)  # (n, o)
         y = y + b.to(y.dtype)
@@ -242,7 +243,7 @@ def add_site(
             for name, width in zip(site, widths, strict=True)
         ]
         gap = torch.cat(parts, dim=1).to(y.dtype)  # (n, o)
-        y = y + (alpha * gap if like.blended else gap)
+        y = y + (alpha * gap if first.blended else gap)
     for sums, w in zip(moments.sites[site], ws, strict=True):
         sums.add(x_cal, x_exp, w.flatten(), y, gap)
 
@@ -314,13 +315,15 @@ def block_parts(student: nn.Module, features: Features, spec: BlockSpec) -> list
         return [spec]
     with module_inputs(student, spec.linears + spec.norms) as inputs:
         step(student, spec.stack, hidden, arguments)
-    order, one = list(inputs), torch.ones(())
-    groups = [*shared_sites(inputs, spec.linears, lambda *_: one), *((n,) for n in spec.norms)]
+    order, weight = list(inputs), torch.ones(())
+    groups = [*shared_sites(inputs, spec.linears, lambda *_: weight), *((n,) for n in spec.norms)]
     parts = []
     for group in sorted(groups, key=lambda group: min(map(order.index, group))):
-        own = {kind: getattr(spec, kind) for kind in ("linears", "norms", "writers")}
-        own = {kind: tuple(n for n in names if n in group) for kind, names in own.items()}
-        parts.append(replace(spec, **own, moves_teacher=False))
+        modules = {
+            kind: tuple(name for name in getattr(spec, kind) if name in group)
+            for kind in ("linears", "norms", "writers")
+        }
+        parts.append(replace(spec, **modules, moves_teacher=False))
     with_linears = [number for number, part in enumerate(parts) if part.linears]
     last = max(with_linears, default=len(parts) - 1)  # after it no teacher's input is needed
     parts[last] = replace(parts[last], moves_teacher=True)

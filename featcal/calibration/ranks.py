@@ -59,7 +59,8 @@ class Ranks:
             linears = sorted({name for site in widths for name in site})
             raise BadCapture(linears, "they share inputs differently from task to task")
         for site, owner in owners(widths, self.world).items():
-            for system in systems.sites[site] if owner == self.rank else systems.sites.pop(site):
+            parts = systems.sites[site] if owner == self.rank else systems.sites.pop(site)
+            for system in parts:
                 self.device = system.left.device
                 for name, sums in vars(system).items():
                     setattr(system, name, self.transfer(dist.reduce, sums, owner))
@@ -74,13 +75,13 @@ class Ranks:
 
         unsolved: the error of a site of this process. Raises: SingularGram, in all processes.
         """
-        shapes = {site: (one.weight.shape, one.conditioning) for site, one in solutions.items()}
+        shapes = {site: (s.weight.shape, s.conditioning) for site, s in solutions.items()}
         gathered, errors = zip(*self.all_gather_checked((shapes, unsolved)), strict=True)
         for error in filter(None, errors):
             raise error
         if self.world == 1:
             return solutions
-        owner_of = {site: owner for owner, theirs in enumerate(gathered) for site in theirs}
+        owner_of = {site: rank for rank, rank_shapes in enumerate(gathered) for site in rank_shapes}
         everywhere = {}
         for site, owner in sorted(owner_of.items()):
             (o, d), conditioning = gathered[owner][site]
@@ -94,8 +95,8 @@ class Ranks:
 
     def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
         """Return the records of all tasks, sorted by name; they hold no tensors."""
-        everyone = self.all_gather_checked(dict(records))
-        return dict(sorted(item for theirs in everyone for item in theirs.items()))
+        by_rank = self.all_gather_checked(dict(records))
+        return dict(sorted(record for part in by_rank for record in part.items()))
 
     def together(self) -> None:
         """Wait for every process, and raise if one failed."""
@@ -112,19 +113,19 @@ class Ranks:
                 self.all_gather_checked(None, mistake)
             raise
 
-    def all_gather_checked(self, own: T, mistake: Exception | None = None) -> list[T]:
+    def all_gather_checked(self, value: T, mistake: Exception | None = None) -> list[T]:
         """Return one object from every process. Raises: RemoteRankError if another failed first."""
         if self.world == 1:
-            return [own]
+            return [value]
         gathered: list[Any] = [None] * self.world
         message = None if mistake is None else str(mistake) or type(mistake).__name__
         with self.reaching_others():
-            dist.all_gather_object(gathered, (message, own), group=self.object_group)
+            dist.all_gather_object(gathered, (message, value), group=self.object_group)
         mistakes = {rank: text for rank, (text, _) in enumerate(gathered) if text}
         self.over = bool(mistakes)
         if mistakes and self.rank != min(mistakes):
             raise RemoteRankError(mistakes[min(mistakes)])
-        return [theirs for _, theirs in gathered]
+        return [value for _, value in gathered]
 
     def transfer(self, collective: Callable[..., object], tensor: Tensor, *root: int) -> Tensor:
         """Return the tensor after a collective operation, contiguous, as gloo copies raw memory."""

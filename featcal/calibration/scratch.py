@@ -73,14 +73,14 @@ class Spool(AbstractContextManager["Spool"]):
 
     def keep(self, tensor: Tensor) -> Handle:
         """Keep a tensor. Raises: DiskFull naming the file."""
-        once = tensor = tensor.detach()
+        compact = tensor = tensor.detach()  # without the copies along expanded axes
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-            once = once.narrow(axis, 0, 1) if stride == 0 and size > 1 else once
-        if once.untyped_storage().nbytes() != once.nbytes:
-            once = once.clone()  # a part would keep the whole of a larger tensor in memory
-        flat = once.as_strided((once.numel(),), (1,))
-        sizes = zip(tensor.shape, once.shape, once.stride(), strict=True)
-        strides = [stride if size == whole else 0 for whole, size, stride in sizes]
+            compact = compact.narrow(axis, 0, 1) if stride == 0 and size > 1 else compact
+        if compact.untyped_storage().nbytes() != compact.nbytes:
+            compact = compact.clone()  # a part would keep all of a larger tensor in memory
+        flat = compact.as_strided((compact.numel(),), (1,))
+        axes = zip(tensor.shape, compact.shape, compact.stride(), strict=True)
+        strides = [stride if size == expanded else 0 for expanded, size, stride in axes]
         where = "host" if self.kept["host"] + flat.nbytes <= self._host_budget else "disk"
         if flat.is_cuda and self.kept["device"] + flat.nbytes <= self._device_budget:
             where = "device"
@@ -160,13 +160,13 @@ class SpooledList:
         """Drop all values."""
         self._values, self._last = [], (-1, {})
 
-    def _keep(self, value: Any, known: dict[int, tuple[Tensor, Handle]]) -> Any:
+    def _keep(self, value: Any, handles: dict[int, tuple[Tensor, Handle]]) -> Any:
         """Return the value with handles instead of tensors; one that occurs twice is kept once."""
 
         def keep(tensor: Tensor) -> Handle:
-            if id(tensor) not in known:
-                known[id(tensor)] = tensor, self.spool.keep(tensor)
-            return known[id(tensor)][1]
+            if id(tensor) not in handles:
+                handles[id(tensor)] = tensor, self.spool.keep(tensor)
+            return handles[id(tensor)][1]
 
         return tree_map_only(Tensor, keep, value)
 
@@ -221,8 +221,9 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         if self._writes:
             stamp = self.path / "fingerprints.json"
             same = stamp.is_file() and files.read_json(stamp) == dict(fingerprints)
-            for block in () if same and wanted else self._blocks.glob("*"):
-                block.unlink()
+            if not (same and wanted):
+                for block in self._blocks.glob("*"):
+                    block.unlink()
             files.write_json(stamp, dict(fingerprints))
 
     def solved(self, block: str) -> tuple[dict[str, Tensor], BlockRecord] | None:
@@ -297,7 +298,7 @@ def write_calibrated(
 
 def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
     """Copy the student's folder with solved parameters in place of its own."""
-    whole, written = LazyCheckpoint(student.folder), set[str]()  # of a whole CLIP both towers
+    checkpoint, written = LazyCheckpoint(student.folder), set[str]()  # of a CLIP both towers
     prefix = student.files.prefix
 
     def rounded() -> Iterator[tuple[str, Tensor]]:
@@ -306,11 +307,12 @@ def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
                 written.update(prefix + source for source in student.sources(name))
                 yield name, tensor.to(student.stored[name].dtype)
 
-    with shard_writer(folder, needed=sum(each.nbytes for each in whole.values())) as writer:
-        shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
-        copy_other_files(whole.folder, writer.folder)
+    needed = sum(stored.nbytes for stored in checkpoint.values())
+    with shard_writer(folder, needed=needed) as writer:
+        shutil.copyfile(checkpoint.folder / "config.json", writer.folder / "config.json")
+        copy_other_files(checkpoint.folder, writer.folder)
         for name, tensor in student.to_files(rounded()):
             writer.write(prefix + name, tensor)
-        for name, each in whole.items():
+        for name, stored in checkpoint.items():
             if name not in written:
-                writer.write(name, each.read())
+                writer.write(name, stored.read())
