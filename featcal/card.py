@@ -70,9 +70,9 @@ class Choice:
     @property
     def rows(self) -> list[list[str]]:
         """Return each model's name and its mean divergence, over the tasks that all models have."""
-        every = list(self.divergence.values())
-        tasks = [t for t in every[0] if all(t in own for own in every)] if every else []
-        means = {name: sum(own[t] for t in tasks) for name, own in self.divergence.items()}
+        by_model = list(self.divergence.values())
+        tasks = [t for t in by_model[0] if all(t in kl for kl in by_model)] if by_model else []
+        means = {name: sum(kl[t] for t in tasks) for name, kl in self.divergence.items()}
         return [[name, f"{total / len(tasks):.4f}"] for name, total in means.items()]
 
 
@@ -137,10 +137,10 @@ def licences_of(models: Mapping[str, object]) -> dict[Licence, list[str]]:
     for role, model in models.items():
         front = front_matter(Path(model)) if isinstance(model, str | Path) else {}
         texts = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in front.items()}
-        given = {key: texts[key] for key in LICENCE_KEYS if isinstance(texts.get(key), str)}
-        stated = tuple((key, value) for key, value in given.items() if value)
-        roles.setdefault(stated if given.get("license") else (), []).append(role)
-    return dict(sorted(roles.items(), key=lambda one: not one[0]))  # no licence last
+        entries = {key: texts[key] for key in LICENCE_KEYS if isinstance(texts.get(key), str)}
+        stated = tuple((key, value) for key, value in entries.items() if value)
+        roles.setdefault(stated if entries.get("license") else (), []).append(role)
+    return dict(sorted(roles.items(), key=lambda item: not item[0]))  # no licence last
 
 
 def render_card(
@@ -237,13 +237,13 @@ def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
     """
     card = read_card(folder)
     older = card.data.eval_results or []
-    kept = [one for one in older if not any(one.is_equal_except_value(new) for new in results)]
+    kept = [old for old in older if not any(old.is_equal_except_value(new) for new in results)]
     card.data.eval_results = [*kept, *results]
     card.data.model_name = card.data.model_name or folder.resolve().name
     rows = [
-        [one.dataset_name, one.dataset_split or "", f"{100 * one.metric_value:.2f}"]
-        for one in card.data.eval_results
-        if one.metric_type == "accuracy" and isinstance(v := one.metric_value, float) and v <= 1
+        [r.dataset_name, r.dataset_split or "", f"{100 * r.metric_value:.2f}"]
+        for r in card.data.eval_results
+        if r.metric_type == "accuracy" and isinstance(v := r.metric_value, float) and v <= 1
     ]
     if rows:
         section = f"## Accuracy\n\n{table(['task', 'split', 'percent correct'], rows)}\n"

@@ -217,11 +217,11 @@ class RankLostError(FeatCalError):
 
     def __init__(self, reason: object):
         # torch puts the location in its own sources before "] "
-        said = str(reason).strip().split("\n")[0].split("] ", 1)[-1]
+        text = str(reason).strip().split("\n")[0].split("] ", 1)[-1]
         problem = "another process of this run ended before its time or cannot be reached"
         cause = "see its own message above; without one it was probably killed for lack of memory:"
         way_out = "start fewer processes (torchrun --nproc-per-node), or use smaller batches"
-        super().__init__(f"{problem} ({said}).", "", cause, way_out)
+        super().__init__(f"{problem} ({text}).", "", cause, way_out)
 
 
 class RemoteRankError(FeatCalError):

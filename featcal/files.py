@@ -39,8 +39,8 @@ def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]
     # dots and parts repeat for a folder that was written inside another; a process that dies
     # between its two renames leaves only the old folder, which is kept
     ends = r"\.\d+-\d+|\.part|\.old" if path.exists() else r"\.\d+-\d+|\.part"
-    ours = re.compile(rf"\.+{re.escape(path.stem)}\.\d+-\d+({ends})+{re.escape(path.suffix)}")
-    remove_abandoned(each for each in path.parent.glob(".*") if ours.fullmatch(each.name))
+    leftover = re.compile(rf"\.+{re.escape(path.stem)}\.\d+-\d+({ends})+{re.escape(path.suffix)}")
+    remove_abandoned(file for file in path.parent.glob(".*") if leftover.fullmatch(file.name))
     with _replacing(path, needed) as hidden:
         hidden.mkdir()
         lock = os.open(hidden, os.O_RDONLY)
@@ -111,7 +111,7 @@ def claimed(path: str | Path) -> Iterator[None]:
 def require_apart(key: str, out: str | Path, inputs: Iterable[object]) -> None:
     """Raise BadSetting if the folder to write is, holds or lies inside a path among the inputs."""
     path = Path(out).resolve()
-    for folder in (Path(each).resolve() for each in inputs if isinstance(each, str | Path)):
+    for folder in (Path(item).resolve() for item in inputs if isinstance(item, str | Path)):
         inside = f"lies inside {folder}, which is read; name another one"
         above = "names, or holds, a folder that is read; name another one"
         if folder in path.parents or path in (folder, *folder.parents):

@@ -28,7 +28,7 @@ def require(condition: bool, key: str, value: object, expected: str) -> None:
         raise BadSetting(key, value, expected)
 
 
-def each_once(values: Sequence[T]) -> Sequence[T]:
+def distinct(values: Sequence[T]) -> Sequence[T]:
     """Return the values. Raises: PydanticCustomError if two are equal."""
     if len(set(values)) < len(values):
         raise PydanticCustomError("twice", "must name each value once")
@@ -38,7 +38,7 @@ def each_once(values: Sequence[T]) -> Sequence[T]:
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
-Distinct = AfterValidator(each_once)
+Distinct = AfterValidator(distinct)
 
 
 class Settings(BaseModel):
@@ -107,7 +107,7 @@ def _strict(schema: Any) -> Any:
 
 def _first_mistake(error: ValidationError, given: Any, section: str) -> BadSetting | UnknownKey:
     """Return our error for the first mistake that pydantic found."""
-    mistakes = [(*_locate(one["loc"], given), one) for one in error.errors(include_url=False)]
+    mistakes = [(*_locate(entry["loc"], given), entry) for entry in error.errors(include_url=False)]
     path, value, first = mistakes[0]
     if path:
         section += (": " if section.endswith(".yaml") else ".") + ".".join(path)
@@ -120,7 +120,7 @@ def _first_mistake(error: ValidationError, given: Any, section: str) -> BadSetti
     if kind == "missing":
         return BadSetting(section, list(value), f"lacks {first['loc'][-1]}")
     # one mistake per option of a union
-    texts = [one["msg"] for where, _, one in mistakes if where == path]
+    texts = [entry["msg"] for where, _, entry in mistakes if where == path]
     texts = [text.partition(" should ")[2] or text for text in texts]
     expected = " or ".join(dict.fromkeys(texts)).replace("valid tuple", "list")
     if kind.startswith("byte_size"):

@@ -190,7 +190,7 @@ def process_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def own_device(device: torch.device) -> torch.device:
+def process_device(device: torch.device) -> torch.device:
     """Return this process's device; on GPUs each has its own, and tensors move through NCCL."""
     if device.type != "cuda" or os.environ.get("WORLD_SIZE", "1") == "1":
         return device

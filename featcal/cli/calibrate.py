@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from featcal.calibration.choose import CalibrationOrAuto
     from featcal.data.batches import Draw, DrawnBatches
 
-MOST = 256  # samples of a task by default
+DEFAULT_SAMPLES = 256  # samples of a task by default
 MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
 SAMPLES = "Samples per task. Default: 256, or all there are."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
@@ -66,21 +66,27 @@ def calibrate(
     force: options.Force = False,
 ) -> None:
     """Calibrate a merged model to its experts' features and write a folder of the same format."""
-    own = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
-    pairs = options.with_own_options(setting, **own, batch=batch)
+    typed = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
+    pairs = options.with_own_options(setting, **typed, batch=batch)
     values, keys = options.read_set(pairs, "calibrate", *SETTINGS)
     settings = options.method_of(preset, values, pairs)
     inputs = read_inputs(merged, base, expert, data, keys.recipe)
     output.new_folder(out, force, inputs.folders)
     output.require_hub(push_to_hub)
-    require_work_folder(keys.work, [*inputs.folders, out])
+    if keys.work:
+        key, inside = "calibrate.work", keys.work / "run"
+        require(not keys.work.is_file(), key, str(keys.work), "names a file; name a folder")
+        require_apart(key, inside, [*inputs.folders, out])
+        output.require_writable(key, inside)
     output.require_room(inputs.merged, out, keys.work)
-    draw = keys.draw(samples or MOST, seed, dtype, column)
+    draw = keys.draw(samples or DEFAULT_SAMPLES, seed, dtype, column)
     names = options.classes_named(classes, inputs.data)
     expected = "is for the choice of settings, which other options set here"
     require(settings == "auto" or not names, "--classes", classes, expected)
     request = Calibrating(inputs, keys, draw, device, names, out, settings)
-    draws = {task: draw if samples else request.rest(task, 0, MOST) for task in inputs.data}
+    draws = dict.fromkeys(inputs.data, draw)
+    if not samples:
+        draws = {task: request.rest(task, 0, DEFAULT_SAMPLES) for task in inputs.data}
     if dry_run:
         return show_dry_run(request, draws, as_json)
     result = run(request, draws)
@@ -102,7 +108,7 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     """Calibrate and write the folder with card and record; None unless in the first process."""
     import featcal
     from featcal.calibration.choose import CANDIDATES
-    from featcal.calibration.ranks import current, own_device
+    from featcal.calibration.ranks import current, process_device
     from featcal.calibration.scratch import scratch_folder
     from featcal.models.load import torch_device
     from featcal.models.modules import packed_experts
@@ -114,19 +120,19 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     sweeps = len(CANDIDATES) if packed_experts(request.student) else 1  # of the candidates
     sweeps = 1 + sweeps * (request.settings == "auto")
     mine = current().mine(inputs.experts)  # each process reads the batches of its own tasks only
-    device = own_device(torch_device(request.device))
+    device = process_device(torch_device(request.device))
     if device.type == "cpu":
         return_large_blocks()
-    how: Any = {"plan": request.plan, "device": device, "dtype": request.draw.dtype}
-    how |= {"host_memory": keys.host_memory, "work": keys.work, "resume": keys.resume}
-    how |= {"base": inputs.base, "settings": request.settings, "out": request.out}
+    arguments: Any = {"plan": request.plan, "device": device, "dtype": request.draw.dtype}
+    arguments |= {"host_memory": keys.host_memory, "work": keys.work, "resume": keys.resume}
+    arguments |= {"base": inputs.base, "settings": request.settings, "out": request.out}
     with whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts:
         try:
-            own = request.batches({task: draws[task] for task in mine})
-            how["batches"] = dict.fromkeys(inputs.experts, ()) | own
-            how["labels"] = request.labels({task: experts[task] for task in mine})
-            how |= {"experts": experts, "progress": progress_lines(sweeps * blocks)}
-            result = featcal.calibrate(inputs.merged, **how)
+            batches = request.batches({task: draws[task] for task in mine})
+            arguments["batches"] = dict.fromkeys(inputs.experts, ()) | batches
+            arguments["labels"] = request.labels({task: experts[task] for task in mine})
+            arguments |= {"experts": experts, "progress": progress_lines(sweeps * blocks)}
+            result = featcal.calibrate(inputs.merged, **arguments)
         except KeyboardInterrupt:
             note("the same command continues after the last finished block")
             raise
@@ -142,15 +148,6 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     return result
 
 
-def require_work_folder(work: Path | None, folders: list[Path]) -> None:
-    """Check the scratch folder. Raises: BadSetting for a file or a folder used otherwise."""
-    if work is None:
-        return
-    require(not work.is_file(), "calibrate.work", str(work), "names a file; name a folder")
-    require_apart("calibrate.work", work / "run", folders)
-    output.require_writable("calibrate.work", work / "run")
-
-
 def note_differences(inputs: Inputs) -> None:
     """Note experts of another class, such as one with another head, and differing vocabularies."""
     from featcal.models.load import model_class
@@ -159,10 +156,10 @@ def note_differences(inputs: Inputs) -> None:
     if merged.__name__ == "CLIPModel":
         note("of CLIPModel the vision tower is calibrated and compared; the text tower stays")
     for name, folder in inputs.configured.items():
-        own = model_class(folder)
-        if own is not merged and own.base_model_prefix == merged.base_model_prefix:
-            ours = f"only what the merged {merged.__name__} has of it is used"
-            note(f"{name}: a {own.__name__}; {ours}")
+        expert = model_class(folder)
+        if expert is not merged and expert.base_model_prefix == merged.base_model_prefix:
+            used = f"only what the merged {merged.__name__} has of it is used"
+            note(f"{name}: a {expert.__name__}; {used}")
     folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
     if listed := differing_vocabularies(folders):
         rest = "samples are tokenised with the base's vocabulary"
@@ -181,10 +178,10 @@ def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") ->
     whole = {n: f for n, f in inputs.experts.items() if n not in inputs.adapter_bases}
     experts = whole or {"merged": inputs.merged}
     request.labels(whole)
-    own = {n: batches.get(n, next(iter(batches.values()))) for n in experts}
-    how: Any = {"plan": request.plan, "device": request.device, "dtype": request.draw.dtype}
-    how |= {"base": inputs.base, "experts": experts, "settings": request.settings}
-    check(inputs.merged, batches=own, **how)
+    expert_batches = {n: batches.get(n, next(iter(batches.values()))) for n in experts}
+    arguments: Any = {"plan": request.plan, "device": request.device, "dtype": request.draw.dtype}
+    arguments |= {"base": inputs.base, "experts": experts, "settings": request.settings}
+    check(inputs.merged, batches=expert_batches, **arguments)
 
 
 def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: bool) -> None:
@@ -201,7 +198,7 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
     size, on_gpu = min(request.keys.batch, most), torch_device(request.device).type == "cuda"
     job = Job(len(batches), most, size, request.settings, on_gpu, 0, request.keys.host_memory)
     model = request.student.to(request.draw.dtype)
-    drawn = {t: {"samples": of.samples, "longest": of.longest} for t, of in batches.items()}
+    drawn = {n: {"samples": task.samples, "longest": task.longest} for n, task in batches.items()}
     try:
         needs = estimated(model, job, longest or None, longest > 0, request.plan)
     except (BadCapture, BadPlan) as error:  # it can still be calibrated
@@ -211,7 +208,7 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
     if as_json:
         return say_json({"drawn": drawn, "needs": needs_as_mapping(needs)})
     columns = ["task", "samples", *(["longest text (tokens)"] if longest else [])]
-    rows = [[task, str(of.samples), str(of.longest)] for task, of in batches.items()]
+    rows = [[name, str(task.samples), str(task.longest)] for name, task in batches.items()]
     title = "all inputs fit; each model replays one sample of its task"
     table(title, columns, [row[: len(columns)] for row in rows])
     show_needs(needs, job)
@@ -232,13 +229,14 @@ def rewrite_card(request: Calibrating, counts: Mapping[str, int], result: card.R
     """Replace the card of a written folder by one that also names the source of the samples."""
     inputs, draw = request.inputs, request.draw
     listed = ", ".join(f"{task} {count}" for task, count in counts.items())
-    each = listed if len(set(counts.values())) > 1 else next(iter(counts.values()))
-    rows: dict[str, object] = {"samples of each task": each, "split": draw.split}
+    count_text = listed if len(set(counts.values())) > 1 else next(iter(counts.values()))
+    rows: dict[str, object] = {"samples of each task": count_text, "split": draw.split}
     rows |= {"seed": draw.seed, "precision": str(draw.dtype).removeprefix("torch.")}
     if draw.tokens:
         rows["maximum tokens of a sample"] = draw.tokens
-    rows |= {f"samples of {task}": one.name for task, one in sorted(inputs.data.items())}
-    on_hub = [str(one.source) for _, one in sorted(inputs.data.items()) if one.on_hub]
+    locations = sorted(inputs.data.items())
+    rows |= {f"samples of {task}": location.name for task, location in locations}
+    on_hub = [str(location.source) for _, location in locations if location.on_hub]
     models = inputs.merged, inputs.base, inputs.experts
     card.write_card(request.out, card.calibration_card(*models, result, rows, on_hub))
     roles = {"base": inputs.base, "merged": inputs.merged, **inputs.experts}

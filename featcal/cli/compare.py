@@ -11,7 +11,7 @@ from typer import Option
 
 from featcal.card import read_card, read_record, round_digits
 from featcal.cli import options
-from featcal.cli.inputs import AllAtOnce, Inputs, Request, read_compared, whole_experts
+from featcal.cli.inputs import Inputs, MistakeCollector, Request, read_compared, whole_experts
 from featcal.cli.output import add_to_card, note, recorded_draws, say_json, table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ MODEL = "Model to compare; the first is the reference. Repeatable."
 SKIP = "First samples to leave out. Default: those that calibration used."
 SEED = "Random seed for drawing samples. Default: as in the calibration, else 42."
 SAMPLES = "Samples per task. Default: 64, or what is left."
-MOST = 64  # samples of a task by default
+DEFAULT_SAMPLES = 64  # samples of a task by default
 OTHERS = "; give more, take another split, ask for fewer (--samples), or leave out none (--skip 0)"
 SETTINGS = (options.SamplingAndBlocks(),)
 MEASURES = {  # by field of Agreement: column, number format, factor, and its name in the model card
@@ -63,41 +63,45 @@ def compare(
     """Measure how closely models match their experts, without labels: drift, cosine, KL, top-1."""
     (keys,) = options.read_set(setting, "compare", *SETTINGS)
     models, inputs = read_compared(model, base, expert, data, keys.recipe)
-    for folder in models.values() if card else ():
-        read_card(folder)  # refuses a folder without one before the work
+    if card:
+        for folder in models.values():
+            read_card(folder)  # refuses a folder without one before the work
     recorded = {folder: recorded_draws(folder) for folder in models.values()}
     used = [  # draws of the same rows
-        (task, one)
-        for task, at in inputs.data.items()
-        for one in chain(*recorded.values())
-        if one["split"] == keys.split or not at.has_splits
+        (task, earlier)
+        for task, location in inputs.data.items()
+        for earlier in chain(*recorded.values())
+        if earlier["split"] == keys.split or not location.has_splits
     ]
-    seed = next((one["seed"] for _, one in used), 42) if seed is None else seed
-    draw, names = keys.draw(MOST, seed, dtype, column), options.classes_named(classes, inputs.data)
-    same = [(task, one) for task, one in used if one["seed"] == seed]
-    request, draws, collect = Request(inputs, keys, draw, device, names), {}, AllAtOnce()
+    seed = next((earlier["seed"] for _, earlier in used), 42) if seed is None else seed
+    draw = keys.draw(DEFAULT_SAMPLES, seed, dtype, column)
+    names = options.classes_named(classes, inputs.data)
+    same = [(task, earlier) for task, earlier in used if earlier["seed"] == seed]
+    request, draws, collect = Request(inputs, keys, draw, device, names), {}, MistakeCollector()
+    most = samples or DEFAULT_SAMPLES
     for task in inputs.data:
-        first = max((one["samples"].get(t, 0) for t, one in same if t == task), default=0)
+        first = max((earlier["samples"].get(t, 0) for t, earlier in same if t == task), default=0)
         first = first if skip is None else skip
-        draws[task] = collect(request.rest, task, first, samples or MOST, 0, samples or 2, OTHERS)
+        draws[task] = collect(request.rest, task, first, most, 0, samples or 2, OTHERS)
     collect.report()
-    if skip is None and any(own.skip for own in draws.values()):
-        listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())
+    if skip is None and any(task_draw.skip for task_draw in draws.values()):
+        listed = ", ".join(f"{task} {task_draw.skip}" for task, task_draw in draws.items())
         note(f"left out, because calibration used them: the first samples of {listed}")
-    now = request.counts
-    grown = any(one["rows"].get(task, now[task]) != now[task] for task, one in same)
-    silent = [f for f, own in recorded.items() if not own and read_record(f).get("blocks")]
+    counts = request.counts
+    grown = any(earlier["rows"].get(t, counts[t]) != counts[t] for t, earlier in same)
+    silent = [f for f, drawn in recorded.items() if not drawn and read_record(f).get("blocks")]
     reasons = {
         "drew with another seed": len(same) < len(used),
         "had another number of rows": grown,
-        "had other names of tasks": any(task not in one["samples"] for task, one in used),
+        "had other names of tasks": any(task not in earlier["samples"] for task, earlier in used),
         "did not record its samples": silent,
     }
-    for reason in (reason for reason, holds in reasons.items() if holds and skip is None):
-        note(f"calibration {reason}, so some of these samples may be its own")
+    for reason, holds in reasons.items():
+        if holds and skip is None:
+            note(f"calibration {reason}, so some of these samples may be its own")
     agreements = agreements_of(models, request, draws)
     if as_json:
-        say_json({"agreement": [asdict(one) for one in agreements]})
+        say_json({"agreement": [asdict(agreement) for agreement in agreements]})
     else:
         show_agreements(agreements)
     if card:
@@ -114,36 +118,36 @@ def agreements_of(
     inputs, batches = request.inputs, request.batches(draws, *models.values())
     # experts with a head of their own have their blocks at another path
     plan = request.plan if request.keys.stack else None
-    how: Any = {"plan": plan, "device": request.device, "dtype": request.draw.dtype}
+    extra: Any = {"plan": plan, "device": request.device, "dtype": request.draw.dtype}
     with TemporaryDirectory() as work, whole_experts(inputs, Path(work), inputs.experts) as experts:
-        return featcal.compare(models, experts, batches, labels=request.labels(experts), **how)
+        return featcal.compare(models, experts, batches, labels=request.labels(experts), **extra)
 
 
 def add_agreements(folder: Path, inputs: Inputs, split: str, rows: "Iterable[Agreement]") -> None:
     """Add the measures of one model to its card."""
     results = [
-        (one.expert, field, name, round_digits(value))
-        for one in rows
+        (row.expert, field, name, round_digits(value))
+        for row in rows
         for field, (_, _, _, name) in MEASURES.items()
-        if (value := getattr(one, field)) is not None
+        if (value := getattr(row, field)) is not None
     ]
     add_to_card(folder, inputs.data, split, "feature-extraction", results)
 
 
 def show_agreements(agreements: "list[Agreement]") -> None:
     """Print a row for each expert and model, with paired errors if there are several models."""
-    several = any(one.than_first for one in agreements)
+    several = any(agreement.than_first for agreement in agreements)
     columns = ["expert", "model", "samples"]
-    rows = [[one.expert, one.model, str(one.samples)] for one in agreements]
+    rows = [[agreement.expert, agreement.model, str(agreement.samples)] for agreement in agreements]
     for field, (column, form, factor, _) in MEASURES.items():
-        values = [getattr(one, field) for one in agreements]
+        values = [getattr(agreement, field) for agreement in agreements]
         if all(value is None for value in values):
             continue
         paired = several and field != "cosine"
         columns += [column, "±"] if paired else [column]
-        for row, one, value in zip(rows, agreements, values, strict=True):
+        for row, agreement, value in zip(rows, agreements, values, strict=True):
             row.append("-" if value is None else f"{factor * value:{form}}")
             if paired:
-                change = one.than_first.get(field)
+                change = agreement.than_first.get(field)
                 row.append(f"{factor * change.error:.2g}" if change else "")
     table("agreement with the experts", columns, rows)

@@ -34,11 +34,11 @@ def convert(
     require_space("--out", out, stored_bytes(source))
     from featcal.interchange.open_clip import CONFIG
 
-    theirs, ours = ((source / name).is_file() for name in (CONFIG, "config.json"))
-    if theirs and ours:
+    is_open_clip, is_transformers = ((source / name).is_file() for name in (CONFIG, "config.json"))
+    if is_open_clip and is_transformers:
         way_out = f"use it as it is, or give a folder with only one of {CONFIG} and config.json"
         raise BadFile(source, "already holds both open_clip's and transformers' form", way_out)
-    form = "transformers" if theirs else "open_clip"
+    form = "transformers" if is_open_clip else "open_clip"
     if form == "open_clip":
         to_open_clip(source, out, whole)
         more = f'; load it: open_clip.create_model("local-dir:{out}")'

@@ -57,9 +57,9 @@ def evaluate(
     columns = options.columns_named(column)
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
-    collect = inputs.AllAtOnce()
+    collect = inputs.MistakeCollector()
     named = {"--model": model, "--clip": clip, "--class-means": class_means}.items()
-    folder, whole, base = (at and collect(inputs.model_folder, name, at) for name, at in named)
+    folder, whole, base = (path and collect(inputs.model_folder, key, path) for key, path in named)
     datasets = inputs.named_data(data, collect)
     if folder:
         collect(inputs.check_config, folder)
@@ -71,35 +71,35 @@ def evaluate(
     from featcal.models.load import torch_device
     from featcal.models.stored import skeleton
 
-    where = torch_device(device)
+    target = torch_device(device)
     if base is not None:
         expected = "stands alone, without --clip, --template and --classes"
         require(not (whole or prompts or classes), "--class-means", str(base), expected)
         expected = "must be a folder with pictures of a split train, whose means are the heads"
-        for name, at in datasets.items():
-            require(at.has_splits, f"--data {name}", str(at.source), expected)
-        for each in (folder, base):
-            pictures = input_of(skeleton(each)).kind == "pictures"
-            require(pictures, "--class-means", str(each), "is for models of images")
+        for name, location in datasets.items():
+            require(location.has_splits, f"--data {name}", str(location.source), expected)
+        for checked in (folder, base):
+            pictures = input_of(skeleton(checked)).kind == "pictures"
+            require(pictures, "--class-means", str(checked), "is for models of images")
         kind, unit = "image-classification", "images"
-        answers = image_answers(folder, base, datasets, None, sampling, where, columns)
+        answers = image_answers(folder, base, datasets, None, sampling, target, columns)
     elif whole is None and input_of(skeleton(folder)).kind != "pictures":
         kind, unit = "text-classification", "texts"
-        answers = text_answers(folder, datasets, prompts, classes, sampling, where, columns)
+        answers = text_answers(folder, datasets, prompts, classes, sampling, target, columns)
     else:
         if classes or sampling.tokens is not None:
             problem = f"{folder} reads images; --classes and --set tokens are for texts"
             raise FeatCalError("evaluate", problem, "leave them out")
         kind, unit = "zero-shot-image-classification", "images"
         whole, prompts = whole or recorded_clip(folder), prompts or inputs.PROMPT
-        answers = image_answers(folder, whole, datasets, prompts, sampling, where, columns)
+        answers = image_answers(folder, whole, datasets, prompts, sampling, target, columns)
     tasks, rows, results = {}, [], []
-    for task, (right, known) in answers.items():
-        value = percent(right)
-        tasks[task] = {"accuracy": value, unit: len(right)}
-        rows.append([task, str(known), str(len(right)), f"{value:.2f}"])
+    for task, (correct, class_count) in answers.items():
+        value = percent(correct)
+        tasks[task] = {"accuracy": value, unit: len(correct)}
+        rows.append([task, str(class_count), str(len(correct)), f"{value:.2f}"])
         results.append((task, "accuracy", "accuracy", round(value / 100, 4)))
-    average = sum(one["accuracy"] for one in tasks.values()) / len(tasks)
+    average = sum(task["accuracy"] for task in tasks.values()) / len(tasks)
     if as_json:
         say_json({"model": str(folder), "tasks": tasks, "average": average})
     else:
@@ -137,14 +137,14 @@ def image_answers(
 
     whole: Any = (load_as_calibrated if templates is None else load_clip)(base).to(device)
     configs = (skeleton(folder).config for folder in (model, base))
-    ours, theirs = (getattr(getattr(c, "vision_config", c), "hidden_size", None) for c in configs)
-    if ours != theirs:
-        raise TensorsDiffer("vision width", model, ours, base, theirs)
+    widths = [getattr(getattr(c, "vision_config", c), "hidden_size", None) for c in configs]
+    if widths[0] != widths[1]:
+        raise TensorsDiffer("vision width", model, widths[0], base, widths[1])
     how: Any = {"columns": {column: key for key, column in columns.items()}}
     how["preprocess"] = Preprocess.from_folder(base)
 
     def read(split: str) -> dict[str, Any]:
-        return {n: load_images(split=split, **vars(at), **how) for n, at in datasets.items()}
+        return {n: load_images(split=split, **vars(data), **how) for n, data in datasets.items()}
 
     tasks, heads, projection = read(sampling.split), {}, None
     if templates is None:
@@ -178,26 +178,26 @@ def text_answers(
 ) -> "Mapping[str, tuple[Tensor, int]]":
     """Return by task which texts are right, and the number of classes."""
     from featcal.data.texts import input_of, load_labelled, reader_for
-    from featcal.evaluation.accuracy import WAYS, TextModel, right_answers, way_of
+    from featcal.evaluation.accuracy import ANSWER_METHODS, TextModel, answer_method, right_answers
     from featcal.models.load import load_model
     from featcal.models.sentences import Sentences
 
     names = options.classes_named(classes, datasets)
     model = load_model(folder).to(device)
-    way, reader = way_of(model), reader_for([folder], input_of(model), sampling.tokens)
+    method, reader = answer_method(model), reader_for([folder], input_of(model), sampling.tokens)
     sentences, answers = Sentences.of_folder(folder), {}
     expected = "must be a single prompt, as this model scores answers by likelihood"
-    require(way != "likelihood" or len(templates) < 2, "--template", templates, expected)
+    require(method != "likelihood" or len(templates) < 2, "--template", templates, expected)
     expected = "is not used by a model with a head of classes"
-    require(way != "head" or not templates, "--template", templates, expected)
-    mean = ", the mean over its tokens" if way == "vectors" and not sentences.given else ""
-    note(f"{folder}: {WAYS[way]}{mean}")
-    asked = TextModel(model, reader, 1 if reader.takes.alone else sampling.batch, sentences)
+    require(method != "head" or not templates, "--template", templates, expected)
+    mean = ", the mean over its tokens" if method == "vectors" and not sentences.given else ""
+    note(f"{folder}: {ANSWER_METHODS[method]}{mean}")
+    text_model = TextModel(model, reader, 1 if reader.inputs.alone else sampling.batch, sentences)
     for task, dataset in datasets.items():
         labelled = load_labelled(dataset, sampling.split, names.get(task), columns)
-        if way != "head" and labelled.classes == [*map(str, range(len(labelled.classes)))]:
+        if method != "head" and labelled.classes == [*map(str, range(len(labelled.classes)))]:
             note(f"{task}: classes without names; name them with --classes {task}=A,B,...")
-        named = labelled.samples[0].label is not None and way == "likelihood"
+        named = labelled.samples[0].label is not None and method == "likelihood"
         prompts = templates or [" {}" if named else "{}"]
-        answers[task] = right_answers(asked, labelled, prompts), len(labelled.classes)
+        answers[task] = right_answers(text_model, labelled, prompts), len(labelled.classes)
     return answers

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from featcal.card import hub_checkpoint
 from featcal.cli import options, output
-from featcal.cli.calibrate import MOST, Calibrating, run
+from featcal.cli.calibrate import DEFAULT_SAMPLES, Calibrating, run
 from featcal.cli.compare import add_agreements, agreements_of
 from featcal.cli.inputs import read_inputs
 from featcal.cli.output import new_folder, note, require_room, say, say_json, table
@@ -17,14 +17,14 @@ from featcal.errors import BadData
 if TYPE_CHECKING:
     from featcal.evaluation.compare import Agreement
 
-LEFT, FEWEST, SPARE = 0.25, 4, 64  # share of a task's samples held out, within these numbers
-LEAST = 12  # samples of a task: those held out, and what the choice of settings needs
+HELD_OUT, FEWEST, MOST = 0.25, 4, 64  # share of a task's samples held out, within these bounds
+NEEDED = 12  # samples of a task: those held out, and what the choice of settings needs
 ERRORS = 2  # standard errors beyond which a difference counts
 BEFORE, AFTER = "before", "after"
 VERDICTS = {"better": "better", "worse": "worse", "same": "not clearly different"}  # in a sentence
-EPILOG = f"""A quarter of each task's samples ({FEWEST} to {SPARE}) is held out and used to compare the
+EPILOG = f"""A quarter of each task's samples ({FEWEST} to {MOST}) is held out and used to compare the
 model before and after. The others calibrate it, with settings chosen as by featcal calibrate,
-which the model card lists. Each task needs at least {LEAST} samples.
+which the model card lists. Each task needs at least {NEEDED} samples.
 
 {options.DATA_FORMATS}
 
@@ -53,17 +53,20 @@ def fix(
     inputs = read_inputs(merged, base, expert, data, named_by="MERGED")
     if out is None:
         hub = hub_checkpoint(inputs.merged)
-        own = Path(hub[0].split("/")[1]) if hub else inputs.merged
-        out = Path(normpath(own / ".." / f"{own.resolve().name}-calibrated"))
+        folder = Path(hub[0].split("/")[1]) if hub else inputs.merged
+        out = Path(normpath(folder / ".." / f"{folder.resolve().name}-calibrated"))
     new_folder(out, force, inputs.folders)
     require_room(inputs.merged, out, None)
     keys = options.Running()
-    draw, names = keys.draw(MOST, 42, column=column), options.classes_named(classes, inputs.data)
+    draw = keys.draw(DEFAULT_SAMPLES, 42, column=column)
+    names = options.classes_named(classes, inputs.data)
     request = Calibrating(inputs, keys, draw, device, names, out, "auto")
-    if short := {task: count for task, count in request.counts.items() if count < LEAST}:
+    if short := {task: count for task, count in request.counts.items() if count < NEEDED}:
         listed = ", ".join(f"{task} has {count}" for task, count in short.items())
         way_out = "featcal calibrate --preset paper calibrates with fewer, without a check"
-        problem = f"at least {LEAST} samples of each task are needed to choose settings and compare"
+        problem = (
+            f"at least {NEEDED} samples of each task are needed to choose settings and compare"
+        )
         raise BadData("--data", f"{problem}; {listed}", "give more samples, or", way_out)
     for folder in (inputs.merged, *inputs.experts.values()):
         Sentences.of_folder(folder)  # refuses modules that cannot be compared afterwards
@@ -71,9 +74,9 @@ def fix(
         note(f"{inputs.merged} was made with samples: some of those held out may be among them")
     draws, rest = {}, {}
     for task in inputs.data:
-        spared = min(SPARE, max(FEWEST, int(LEFT * request.counts[task])))
-        draws[task] = request.rest(task, 0, MOST, spared)
-        rest[task] = request.rest(task, draws[task].samples, SPARE)
+        held_out = min(MOST, max(FEWEST, int(HELD_OUT * request.counts[task])))
+        draws[task] = request.rest(task, 0, DEFAULT_SAMPLES, held_out)
+        rest[task] = request.rest(task, draws[task].samples, MOST)
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {request.counts[task]} samples, {used}")
     result = run(request, draws)
@@ -84,25 +87,29 @@ def fix(
     except KeyboardInterrupt:
         note(f"{out} is complete, but not compared with {inputs.merged}: see featcal compare")
         raise
-    add_agreements(out, inputs, keys.split, [one for one in agreements if one.model == AFTER])
+    add_agreements(
+        out, inputs, keys.split, [agreement for agreement in agreements if agreement.model == AFTER]
+    )
     rows = [verdict(*pair) for pair in zip(agreements[::2], agreements[1::2], strict=True)]
     choice = result.choice
     if as_json:
         say_json({"folder": str(out), "choice": choice and choice.stated, "experts": rows})
         return
-    held_out = sorted({row["samples"] for row in rows})
-    counts = " to ".join(map(str, dict.fromkeys((held_out[0], held_out[-1]))))
+    sizes = sorted({row["samples"] for row in rows})
+    counts = " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
     title = f"divergence from the experts' answers, on {counts} held-out samples"
     columns = ["expert", BEFORE, AFTER, "±", ""]
     table(title, columns, [[str(row[key]) for key in row if key != "samples"] for row in rows])
     if choice is not None:
         say(choice.sentence)
-    say(sentence(rows, out))
+    named = {w: [r["expert"] for r in rows if r["verdict"] == v] for v, w in VERDICTS.items()}
+    parts = [f"{word} for {', '.join(names)}" for word, names in named.items() if names]
+    say(f"{out} is {', '.join(parts)}; a difference counts beyond two standard errors.")
 
 
 def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
     """Return an expert's means over samples: better or worse beyond two standard errors, or same."""
-    measures = [one for one in ("relations", "kl") if getattr(after, one) is not None]
+    measures = [measure for measure in ("relations", "kl") if getattr(after, measure) is not None]
     field = measures[-1] if measures else "relative_drift"
     change, word = after.than_first[field], "same"
     if abs(change.mean) > ERRORS * change.error:
@@ -115,10 +122,3 @@ def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
         "verdict": word,
         "samples": after.samples,
     }
-
-
-def sentence(rows: list[dict[str, Any]], out: Path) -> str:
-    """Return the result in one sentence."""
-    named = {w: [r["expert"] for r in rows if r["verdict"] == v] for v, w in VERDICTS.items()}
-    parts = [f"{word} for {', '.join(names)}" for word, names in named.items() if names]
-    return f"{out} is {', '.join(parts)}; a difference counts beyond two standard errors."

@@ -37,7 +37,7 @@ CONFIGS = ("config.json", "adapter_config.json", "open_clip_config.json")
 HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
-class AllAtOnce:
+class MistakeCollector:
     """Collect the mistakes of several arguments; a call that makes one returns None."""
 
     def __init__(self) -> None:
@@ -75,16 +75,17 @@ class Inputs:
     def folders(self) -> list[Path]:
         """Return every folder and file that is read."""
         models = [self.merged, self.base, *self.experts.values(), *self.adapter_bases.values()]
-        return models + [one.source for one in self.data.values() if isinstance(one.source, Path)]
+        sources = (location.source for location in self.data.values())
+        return models + [source for source in sources if isinstance(source, Path)]
 
 
-def model_folder(named_by: str, given: str, near: Path | None = None, weights: bool = True) -> Path:
+def model_folder(named_by: str, name: str, near: Path | None = None, weights: bool = True) -> Path:
     """Return a model's folder: a local one, else a repository of the hub.
 
     near: another folder to search, before the current.   weights: False for configuration alone.
     """
-    require(isinstance(given, str), named_by, given, "must name a model")  # in a record
-    folder = Path(os.path.expanduser(given))  # no shell does; Path.expanduser raises for ~nobody
+    require(isinstance(name, str), named_by, name, "must name a model")  # in a record
+    folder = Path(os.path.expanduser(name))  # no shell does; Path.expanduser raises for ~nobody
     require(not folder.is_file(), named_by, str(folder), "names a file; give the folder of it")
     if near is not None and (near / folder).is_dir():
         folder = Path(os.path.relpath((near / folder).resolve()))
@@ -97,7 +98,7 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
         require(model == folder, named_by, str(folder), expected)
         return folder
     searched = f"searched {f'in {near} and ' if near else ''}in the current folder"
-    if (hub := HUB_MODEL.fullmatch(str(given))) is None:
+    if (hub := HUB_MODEL.fullmatch(str(name))) is None:
         way_out = "check the path; a model of the hub is owner/name or owner/name@revision"
         raise MissingPath(folder, f"given with {named_by}; {searched}", way_out)
     from huggingface_hub import snapshot_download
@@ -112,10 +113,10 @@ def model_folder(named_by: str, given: str, near: Path | None = None, weights: b
 def named(option: str, pairs: Iterable[str], form: str, find: Callable[..., T]) -> dict[str, T]:
     """Return `name=value` arguments as what `find` makes of them, without None."""
     given = options.pairs_by_name(option, pairs, form).items()
-    return {name: one for name, value in given if (one := find(option, value)) is not None}
+    return {name: result for name, value in given if (result := find(option, value)) is not None}
 
 
-def named_data(pairs: Collection[str], collect: AllAtOnce) -> "dict[str, Location]":
+def named_data(pairs: Collection[str], collect: MistakeCollector) -> "dict[str, Location]":
     """Return the `--data` arguments: files, folders or datasets of the hub."""
     if not pairs:
         return {}
@@ -134,10 +135,10 @@ def read_inputs(
     weights: bool = True,  # False if the configuration of models on the hub is enough
     needs_base: bool = True,  # False if the merged model can replace a base that is not known
     named_by: str = "--merged",
-    collect: AllAtOnce | None = None,  # may hold mistakes already
+    collect: MistakeCollector | None = None,  # may hold mistakes already
 ) -> Inputs:
     """Return the inputs of a command. Raises: one FeatCalError with all mistakes."""
-    collect = collect or AllAtOnce()
+    collect = collect or MistakeCollector()
     find = partial(collect, partial(model_folder, weights=weights))
     folder = find(named_by, merged) if merged else None
     origin = find("--base", base) if base else None
@@ -153,10 +154,11 @@ def read_inputs(
         elif origin is None and needs_base:
             way_out = "save the model they were fine-tuned from and name it with --base FOLDER"
             collect.mistakes.append(BadFile(names.file, names.no_base, way_out))
-        for name, (*model, last) in names.experts.items() if not expert else ():
-            experts[name] = recorded(last)
-            for adapted in model:
-                adapter_bases[name] = recorded(adapted)
+        if not expert:
+            for name, (*model, last) in names.experts.items():
+                experts[name] = recorded(last)
+                for adapted in model:
+                    adapter_bases[name] = recorded(adapted)
     elif not collect.mistakes:
         needed = (("--base", base or not needs_base), ("--expert", expert))
         if missing := [option for option, given in needed if not given]:
@@ -176,7 +178,10 @@ def read_inputs(
     for model in dict.fromkeys((inputs.base, inputs.merged, *inputs.configured.values())):
         collect(check_config, model)
     if data:
-        collect.mistakes += wrong_samples(experts, datasets)
+        collect.mistakes += [UnknownKey("--data", n, experts) for n in datasets if n not in experts]
+        if lacking := [f"--data {name}=PATH" for name in experts if name not in datasets]:
+            expected = f"must name samples of every expert: add {', '.join(lacking)}"
+            collect.mistakes.append(BadSetting("--data", ", ".join(datasets) or None, expected))
     collect.report()
     return inputs
 
@@ -193,12 +198,12 @@ def read_compared(
     Base and experts may be recorded in any of the models. The base is needed where an expert is a
     LoRA adapter of it, or vocabularies differ.
     """
-    collect = AllAtOnce()
+    collect = MistakeCollector()
     models = collect(named, "--model", model, "NAME=MODEL", partial(collect, model_folder)) or {}
     first = next(iter(models.values()), None)
     recording = next(filter(records_models, models.values()), first)
-    given: Any = recording and str(recording), base, expert, data, recipe
-    inputs = read_inputs(*given, needs_base=False, collect=collect)
+    arguments: Any = recording and str(recording), base, expert, data, recipe
+    inputs = read_inputs(*arguments, needs_base=False, collect=collect)
     for folder in models.values():
         check_config(folder)
     if inputs.base == recording:  # taken for the base, which is not known
@@ -209,14 +214,6 @@ def read_compared(
         if reason:
             raise BadSetting("--base", None, f"must be given: {reason}")
     return models, replace(inputs, merged=first)
-
-
-def wrong_samples(experts: Collection[str], data: Collection[str]) -> Iterator[FeatCalError]:
-    """Yield the mistakes unless there are samples of every expert, and of no other."""
-    yield from (UnknownKey("--data", name, experts) for name in data if name not in experts)
-    if lacking := [f"--data {name}=PATH" for name in experts if name not in data]:
-        expected = f"must name samples of every expert: add {', '.join(lacking)}"
-        yield BadSetting("--data", ", ".join(data) or None, expected)
 
 
 def names_in(folder: Path | None, recipe: Path | None = None) -> Recipe | None:
@@ -285,9 +282,9 @@ class Request:
         from featcal.data.batches import samples_at
         from featcal.data.texts import input_of
 
-        takes, collect = input_of(self.student), AllAtOnce()
-        own = partial(collect, samples_at, takes=takes, draw=self.draw)
-        counts = {task: len(own(at) or ()) for task, at in self.inputs.data.items()}
+        inputs, collect = input_of(self.student), MistakeCollector()
+        load = partial(collect, samples_at, inputs=inputs, draw=self.draw)
+        counts = {task: len(load(location) or ()) for task, location in self.inputs.data.items()}
         collect.report()
         return counts
 
@@ -296,12 +293,12 @@ class Request:
         if not self.classes:
             return {}
         from featcal.data.texts import input_of, reader_for
-        from featcal.evaluation.accuracy import TextModel, vectors, way_of, zero_shot_head
+        from featcal.evaluation.accuracy import TextModel, answer_method, vectors, zero_shot_head
         from featcal.models.load import load_clip, load_model, load_tokenizer
         from featcal.models.sentences import Sentences
 
-        merged, base, takes = self.inputs.merged, self.inputs.base, input_of(self.student)
-        if takes.kind == "pictures":
+        merged, base, model_input = self.inputs.merged, self.inputs.base, input_of(self.student)
+        if model_input.kind == "pictures":
             expected = "must be the whole CLIP, whose text tower makes the vectors of --classes"
             whole = whole_clip([merged, base], "--base", str(base), expected)
             clip, tokenizer = load_clip(whole), load_tokenizer(whole)
@@ -309,12 +306,13 @@ class Request:
             classes = self.classes.items()
             return {t: zero_shot_head(clip, tokenizer, names, PROMPT) @ P for t, names in classes}
         expected = "is for encoders; this model has a head, whose answers are compared"
-        require(way_of(self.student) == "vectors", "--classes", [*self.classes], expected)
+        require(answer_method(self.student) == "vectors", "--classes", [*self.classes], expected)
         labels = {}
         for task in experts.keys() & self.classes.keys():
-            own = experts[task]
-            reader = reader_for([base, merged], takes, self.draw.tokens, own)
-            encoder = TextModel(load_model(own), reader, self.draw.batch, Sentences.of_folder(own))
+            folder = experts[task]
+            reader = reader_for([base, merged], model_input, self.draw.tokens, folder)
+            model, sentences = load_model(folder), Sentences.of_folder(folder)
+            encoder = TextModel(model, reader, self.draw.batch, sentences)
             labels[task] = vectors(encoder, self.classes[task])
         return labels
 
@@ -325,21 +323,24 @@ class Request:
 
         Raises: BadSetting if fewer than `fewest` are left, not counting those `spared`.
         """
-        count, out, source = self.counts[task], skip + spared, str(self.inputs.data[task].source)
-        expected = f"has {count} samples: {out} are left out, and {fewest} more are needed"
-        require(count - out >= fewest, f"--data {task}", source, expected + way_out)
-        return replace(self.draw, skip=skip, samples=min(most, count - out))
+        count, source = self.counts[task], str(self.inputs.data[task].source)
+        left_out = skip + spared
+        expected = f"has {count} samples: {left_out} are left out, and {fewest} more are needed"
+        require(count - left_out >= fewest, f"--data {task}", source, expected + way_out)
+        return replace(self.draw, skip=skip, samples=min(most, count - left_out))
 
     def batches(self, draws: "Mapping[str, Draw]", *models: Path) -> "dict[str, DrawnBatches]":
         """Return the batches of each draw; `models` may also have the processor or tokenizer."""
-        from featcal.data.batches import drawn
+        from featcal.data.batches import draw_batches
 
-        folders, made, collect = (self.inputs.base, self.inputs.merged, *models), {}, AllAtOnce()
+        folders, collect = (self.inputs.base, self.inputs.merged, *models), MistakeCollector()
+        batches: dict[str, DrawnBatches] = {}
         for task, draw in sorted(draws.items()):
-            own = {task: self.inputs.data[task]}, replace(draw, expert=self.inputs.experts[task])
-            made |= collect(drawn, self.student, folders, *own) or {}
+            locations = {task: self.inputs.data[task]}
+            task_draw = replace(draw, expert=self.inputs.experts[task])
+            batches |= collect(draw_batches, self.student, folders, locations, task_draw) or {}
         collect.report()
-        return made
+        return batches
 
 
 def whole_clip(folders: Iterable[Path], option: str, value: object, expected: str) -> Path:
@@ -359,18 +360,18 @@ def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator
     from featcal.models.lora import dense_folder
 
     numbered = enumerate(inputs.adapter_bases)  # a name may hold a slash
-    made = {name: work / "experts" / str(number) for number, name in numbered if name in mine}
+    dense = {name: work / "experts" / str(number) for number, name in numbered if name in mine}
     try:
-        for name, folder in made.items():
+        for name, folder in dense.items():
             note(f"{name}: adding the adapter to {inputs.adapter_bases[name]}")
             dense_folder(inputs.adapter_bases[name], inputs.experts[name], folder)
-        yield {**inputs.experts, **made}
+        yield {**inputs.experts, **dense}
     finally:
         if not any(work.rglob("blocks/*")):
-            for folder in made.values():
+            for folder in dense.values():
                 shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another process needs it
-                for folder in (work / "experts", work) if made else ():
+                for folder in (work / "experts", work) if dense else ():
                     folder.rmdir()
 
 

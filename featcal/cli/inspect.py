@@ -44,9 +44,9 @@ def inspect(
     if plan is not False or (folder / "adapter_config.json").is_file():
         inputs.check_config(folder)
     checkpoint, recipe = LazyCheckpoint(folder), recipe_as_mapping(recipe_in(folder))
-    shapes = {name: each.shape for name, each in checkpoint.items()}
+    shapes = {name: tensor.shape for name, tensor in checkpoint.items()}
     sizes = {name: prod(shape) for name, shape in shapes.items()}
-    kinds = Counter(each.kind for each in checkpoint.values())
+    kinds = Counter(tensor.kind for tensor in checkpoint.values())
     lists = stored_blocks(shapes)
     checkpoint.check_finite()
     if as_json:
@@ -66,8 +66,8 @@ def inspect(
     for path, (first, *others) in lists.items():
         which = "each" if all(block == first for block in others) else "which differ; the first"
         say(f"{path}: {1 + len(others)} blocks, {which} with:")
-        own = {EXPERT.sub(".*.", name): shape_text(shape) for name, shape in first.items()}
-        table("", ["tensor", "shape"], [list(row) for row in own.items()])
+        texts = {EXPERT.sub(".*.", name): shape_text(shape) for name, shape in first.items()}
+        table("", ["tensor", "shape"], [list(row) for row in texts.items()])
     if plan is None:
         say(f"to see what calibration solves: featcal inspect {folder} --plan")
 
@@ -117,8 +117,8 @@ def planned(folder: Path, as_json: bool) -> Any:
         return show_plan(model, plan)
     for stack in plan.stacks:
         blocks = blocks_of(model, stack)
-        own = {"blocks": len(blocks), "modules": solved_names(blocks[0])}
-        content["stacks"].append({"name": stack.name, "path": stack.blocks} | own)
+        described = {"blocks": len(blocks), "modules": solved_names(blocks[0])}
+        content["stacks"].append({"name": stack.name, "path": stack.blocks} | described)
     return content
 
 
@@ -145,8 +145,11 @@ def show_plan(model: "nn.Module", plan: "BlockPlan") -> None:
         reason = f"{reason}: {error.problem}"
     for stack in plan.stacks:
         show_stack(model, stack)
-        own = [block for block in shapes if block.stack == stack.name]
-        show_sites(own) if own else say(reason)
+        own_blocks = [block for block in shapes if block.stack == stack.name]
+        if own_blocks:
+            show_sites(own_blocks)
+        else:
+            say(reason)
     blocks = [block for stack in plan.stacks for block in blocks_of(model, stack)]
     solved = {id(p) for block in blocks for p in covered(block)}
     left = {name: p for name, p in model.named_parameters() if id(p) not in solved}
@@ -173,7 +176,7 @@ def show_stack(model: "nn.Module", stack: "Stack") -> None:
         f"the stack feeds {stack.feeds} of the next": stack.feeds,
     }
     if any(exchange.values()):
-        say(f"between the blocks: {'; '.join(text for text, true in exchange.items() if true)}")
+        say(f"between the blocks: {'; '.join(text for text, used in exchange.items() if used)}")
     inside = sum(parameter_count(module) for module in solved.values()) * len(blocks)
     of_blocks, of_model = (100 * inside / parameter_count(part) for part in (blocks, model))
     say(f"coverage: {of_blocks:.1f} % of the blocks' parameters, {of_model:.1f} % of the model's")

@@ -54,18 +54,18 @@ class Command(TyperCommand):
     """A command that names all missing options in one message."""
 
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:  # noqa: D102
-        given, _, _ = self.make_parser(context).parse_args(list(arguments))
+        values, _, _ = self.make_parser(context).parse_args(list(arguments))
         missing = [
-            one.opts[0] if one.param_type_name == "option" else one.name.upper()
-            for one in self.params
-            if one.required and not given.get(one.name)
+            parameter.opts[0] if parameter.param_type_name == "option" else parameter.name.upper()
+            for parameter in self.params
+            if parameter.required and not values.get(parameter.name)
         ]
-        if missing and not given.get("help"):
+        if missing and not values.get("help"):
             from featcal.cli.inputs import records_models
 
-            merged = Path(given.get("merged") or ".")
-            if given.get("merged") and merged.is_dir() and not records_models(merged):
-                missing += [f"--{name}" for name in ("base", "expert") if not given.get(name)]
+            merged = Path(values.get("merged") or ".")
+            if values.get("merged") and merged.is_dir() and not records_models(merged):
+                missing += [f"--{name}" for name in ("base", "expert") if not values.get(name)]
             problem = f"{context.info_name} needs {', '.join(missing)}."
             raise FeatCalError(problem, "", f"{context.command_path} --help lists all options")
         return super().parse_args(context, arguments)
@@ -74,7 +74,7 @@ class Command(TyperCommand):
         """Run the command; --tokens 64 is --set tokens=64, and ~ the home folder in any path."""
         values = context.params
         values |= {k: Path(os.path.expanduser(v)) for k, v in values.items() if isinstance(v, Path)}
-        for key in [one.name for one in self.params if getattr(one, "hidden", False)]:
+        for key in [option.name for option in self.params if getattr(option, "hidden", False)]:
             pairs = [f"{key}={value}" for value in values.pop(key) or ()]
             values["setting"] = [*(values["setting"] or ()), *pairs]
         return super().invoke(context)
@@ -84,8 +84,8 @@ class Command(TyperCommand):
 def commands() -> dict[str, EntryPoint]:
     """Return our commands, then those of other packages, by name."""
     foreign = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    own = [EntryPoint(name, f"featcal.cli.{name}:{name}", GROUP) for name in COMMANDS]
-    return {point.name: point for point in (*own, *foreign)}
+    ours = [EntryPoint(name, f"featcal.cli.{name}:{name}", GROUP) for name in COMMANDS]
+    return {point.name: point for point in (*ours, *foreign)}
 
 
 @cache
@@ -105,10 +105,10 @@ def load_command(name: str) -> Any:
             if option.default and not option.is_flag:
                 option.help = f"{option.help} Default: {option.default}."
                 option.show_default = False
-    own = {option.name: option for option in command.params}
+    by_name = {option.name: option for option in command.params}
     for settings in getattr(module, "SETTINGS", ()):
-        for key in type(settings).model_fields.keys() - own.keys():
-            hidden = copy(own["setting"])
+        for key in type(settings).model_fields.keys() - by_name.keys():
+            hidden = copy(by_name["setting"])
             hidden.name, hidden.opts, hidden.hidden = key, [f"--{key.replace('_', '-')}"], True
             command.params.append(hidden)
     return command
@@ -117,8 +117,8 @@ def load_command(name: str) -> Any:
 class LazyCommands(TyperGroup):
     """Commands that are listed by name and one line of help, and loaded when they run."""
 
-    def __init__(self, **how: Any):
-        super().__init__(**how)
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
         for name, point in commands().items():
             foreign = f"Added by the package {getattr(point.dist, 'name', '')}."
             self.commands[name] = TyperCommand(name, help=COMMANDS.get(name, foreign))
@@ -200,8 +200,8 @@ def mistake(error: Exception, arguments: Sequence[str]) -> str | None:
         way_out = f"{context.command_path if context else 'featcal'} --help lists all options"
         if getattr(error, "option_name", None) in ("--log-file", "--log-level", "--quiet", "-q"):
             way_out = "put it before the command: featcal --quiet --log-file run.log COMMAND"
-        said = error.format_message().replace("Value error, ", "")  # of typer's choices
-        return f"{said}\n  - {way_out}"
+        text = error.format_message().replace("Value error, ", "")  # of typer's choices
+        return f"{text}\n  - {way_out}"
     of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in reason
     if isinstance(error, MemoryError) or of_torch:
         reason = reason.split(" Of the allocated memory")[0].rstrip(".") or "no more memory"

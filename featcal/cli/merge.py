@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_origin
 from typer import Argument, Option
 
 from featcal.cli import options, output
-from featcal.cli.calibrate import MOST
+from featcal.cli.calibrate import DEFAULT_SAMPLES
 from featcal.cli.inputs import read_inputs
 from featcal.cli.output import note, say, say_json
 from featcal.errors import FeatCalError, UnknownKey
@@ -61,8 +61,8 @@ def merge(
     force: options.Force = False,
 ) -> None:
     """Merge experts into one model. Tensors are read one at a time where the method allows it."""
-    own = options.with_own_options(setting, scale=scale)
-    pairs = options.pairs_by_name("--set", own, "NAME=VALUE", "density=0.1")
+    typed = options.with_own_options(setting, scale=scale)
+    pairs = options.pairs_by_name("--set", typed, "NAME=VALUE", "density=0.1")
     common = [f"{key}={pairs.pop(key)}" for key in MergeSampling.model_fields if key in pairs]
     (keys,) = options.read_set(common, "merge", *SETTINGS)
     if method not in method_names():
@@ -89,19 +89,20 @@ def merge(
         raise FeatCalError(", ".join(typed), problem, "leave it out")
     batches: Any = {} if inputs.data else None
     if inputs.data:
-        from featcal.data.batches import drawn, samples_at
+        from featcal.data.batches import draw_batches, samples_at
         from featcal.data.texts import input_of
         from featcal.models.stored import skeleton
 
-        model, draw = skeleton(inputs.base), keys.draw(samples or MOST, seed, column=column)
-        takes, data = input_of(model), inputs.data.items()
-        every = {task: len(samples_at(at, takes, draw)) for task, at in data}
-        rows = {task: (samples or min(MOST, count), count) for task, count in every.items()}
+        model, data = skeleton(inputs.base), inputs.data.items()
+        draw = keys.draw(samples or DEFAULT_SAMPLES, seed, column=column)
+        model_input = input_of(model)
+        counts = {task: len(samples_at(location, model_input, draw)) for task, location in data}
+        rows = {t: (samples or min(DEFAULT_SAMPLES, n), n) for t, n in counts.items()}
         for count in {count for count, _ in rows.values()}:  # tasks of one size share the tokenizer
-            own = {task: at for task, at in data if rows[task][0] == count}
-            batches |= drawn(model, (inputs.base,), own, replace(draw, samples=count))
-    given = {"batches": batches, "head": head, "embeddings": keys.embeddings, "device": device}
-    merge_folders(method, inputs.base, inputs.experts, out=out, progress=note, **given, **settings)
+            locations = {task: location for task, location in data if rows[task][0] == count}
+            batches |= draw_batches(model, (inputs.base,), locations, replace(draw, samples=count))
+    extra = {"batches": batches, "head": head, "embeddings": keys.embeddings, "device": device}
+    merge_folders(method, inputs.base, inputs.experts, out=out, progress=note, **extra, **settings)
     if inputs.data:
         output.record_draw(out, draw, rows)
     if as_json:

@@ -124,7 +124,7 @@ def set_option(*defaults: Settings) -> Any:
         key
         + ("" if value is None else f"={str(value).lower()}")
         + (f" ({MEANINGS[key]})" if key in MEANINGS else "")
-        for key, value in (pair for one in defaults for pair in one)
+        for key, value in (pair for settings in defaults for pair in settings)
     )
     text = (
         f"Any other setting, also as --tokens 64; commas separate a list. Repeatable. Keys: {keys}."
@@ -135,7 +135,7 @@ def set_option(*defaults: Settings) -> Any:
 def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[Any, ...]:
     """Return the settings changed by --set. Raises: BadSetting; UnknownKey with the nearest key."""
     values: dict[str, Any] = {}
-    fields = {key: field for one in defaults for key, field in type(one).model_fields.items()}
+    fields = {key: field for group in defaults for key, field in type(group).model_fields.items()}
     for key, text in pairs_by_name("--set", pairs or (), "KEY=VALUE", "residual=1.0").items():
         if key not in fields:
             raise UnknownKey("--set", key, fields)
@@ -145,9 +145,9 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
         read = str if "str" in annotation else read
         values[key] = [read(t) for t in text.split(",")] if listed else read(text)
     changed = []
-    for one in defaults:
-        own = {key: value for key, value in values.items() if key in type(one).model_fields}
-        changed.append(type(one).from_mapping({**dict(one), **own}, one.section or command))
+    for group in defaults:
+        new = {key: value for key, value in values.items() if key in type(group).model_fields}
+        changed.append(type(group).from_mapping({**dict(group), **new}, group.section or command))
     return tuple(changed)
 
 
@@ -191,11 +191,11 @@ def pairs_by_name(
 
 def classes_named(pairs: Iterable[str] | None, tasks: Iterable[str]) -> dict[str, list[str]]:
     """Return the `--classes` arguments by task."""
-    given = pairs_by_name("--classes", pairs or (), "NAME=A,B,...", "reviews=bad,good")
-    for task, names in given.items():
+    classes = pairs_by_name("--classes", pairs or (), "NAME=A,B,...", "reviews=bad,good")
+    for task, names in classes.items():
         require(task in tasks, "--classes", task, f"must name a task of --data: {', '.join(tasks)}")
         require("," in names, "--classes", names, "must name at least two classes, with commas")
-    return {task: [*map(str.strip, names.split(","))] for task, names in given.items()}
+    return {task: [*map(str.strip, names.split(","))] for task, names in classes.items()}
 
 
 def columns_named(pairs: Iterable[str] | None) -> dict[str, str]:

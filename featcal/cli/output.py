@@ -132,15 +132,15 @@ def size_text(size: int) -> str:
 
 def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
     """Check the folder to write; `force` replaces a model folder or an empty one."""
-    key, given = "--out", str(out)
+    key, name = "--out", str(out)
     if out.is_symlink() and not out.exists():
         expected = f"is a link to {out.readlink()}, which does not exist; remove it"
-        raise BadSetting(key, given, expected)
+        raise BadSetting(key, name, expected)
     require_apart(key, out, inputs)
     if not out.exists():
         return require_writable(key, out)
     expected = "names something that exists; name a new folder, or replace it with --force"
-    require(force, key, given, expected)
+    require(force, key, name, expected)
     from featcal.models.load import require_replaceable
 
     require_replaceable(out)
@@ -235,8 +235,8 @@ def recorded_draws(folder: Path) -> list[dict[str, Any]]:
 def record_draw(out: Path, draw: "Draw", rows: Mapping[str, tuple[int, int]], **more: Any) -> None:
     """Record which samples made a folder; `rows` are those drawn and all there are, by task."""
     counts = ({task: pair[i] for task, pair in sorted(rows.items())} for i in range(2))
-    own = dict(zip(DRAW, (draw.seed, draw.split, *counts), strict=True))
-    write_json(out / RECORD, dict(sorted({**read_record(out), **more, **own}.items())))
+    record = dict(zip(DRAW, (draw.seed, draw.split, *counts), strict=True))
+    write_json(out / RECORD, dict(sorted({**read_record(out), **more, **record}.items())))
 
 
 def add_to_card(
@@ -251,7 +251,7 @@ def add_to_card(
     for task, metric, name, value in results:
         data = datasets[task]
         kind_of_data = str(data.source) if data.on_hub else task
-        where = {"dataset_revision": data.revision, "dataset_config": data.config}
-        where |= {"dataset_split": split if data.has_splits else None, "metric_name": name}
-        entries.append(EvalResult(kind, kind_of_data, task, metric, value, **where))
+        source = {"dataset_revision": data.revision, "dataset_config": data.config}
+        source |= {"dataset_split": split if data.has_splits else None, "metric_name": name}
+        entries.append(EvalResult(kind, kind_of_data, task, metric, value, **source))
     add_results(folder, entries)

@@ -56,8 +56,8 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Estimate the memory, disk and operations of a calibration. Reads only config.json files."""
-    keys, own = options.read_set(setting, "plan", *SETTINGS)
-    settings = options.method_of(preset, own, setting)
+    keys, values = options.read_set(setting, "plan", *SETTINGS)
+    settings = options.method_of(preset, values, setting)
     inputs = read_inputs(merged, base, expert, recipe=keys.recipe, weights=False)
     tasks = len(inputs.experts)
     expected = f"must be at most the number of experts, {tasks}"
@@ -87,12 +87,12 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
     """Raise BadSetting unless text models have a number of tokens that fits, and others none."""
     from featcal.data.texts import input_of
 
-    takes, key, kind = input_of(model), "plan.tokens", type(model).__name__
-    if takes.kind == "pictures":
+    model_input, key, kind = input_of(model), "plan.tokens", type(model).__name__
+    if model_input.kind == "pictures":
         return require(tokens is None, key, tokens, f"is for text models; {kind} reads images")
     expected = f"must be given for {kind}: --set tokens=N, the number of tokens per sample"
     require(tokens is not None, key, tokens, expected)
-    most = takes.positions or tokens or 0
+    most = model_input.positions or tokens or 0
     require((tokens or 0) <= most, key, tokens, f"must be at most {most}, the positions of {kind}")
 
 

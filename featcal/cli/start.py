@@ -12,7 +12,6 @@ import sys
 QUOTA = "/sys/fs/cgroup/cpu.max"  # of a container: microseconds per period, and the period
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}  # of GNU's and of Intel's OpenMP
 
-
 interrupts: list[object] = []  # signals: an import that one breaks may hide it, and fail later
 
 

@@ -95,34 +95,34 @@ def load_batches(
     """
     expected = "must be a dictionary of paths by task"
     require(isinstance(data, Mapping), "load_batches", type(data).__name__, expected)
-    given = ("samples", samples, 1), ("batch", batch, 1), ("seed", seed, 0), ("tokens", tokens, 1)
-    for name, number, least in given:
+    limits = ("samples", samples, 1), ("batch", batch, 1), ("seed", seed, 0), ("tokens", tokens, 1)
+    for name, number, least in limits:
         fits = number is None or number >= least
         require(fits, f"load_batches.{name}", number, f"must be at least {least}")
     wrong = [type(path).__name__ for path in data.values() if not isinstance(path, str | Path)]
     require(not wrong, "load_batches", ", ".join(wrong), "must be paths or names of data sets")
     locations = {task: location_of("load_batches", str(path)) for task, path in data.items()}
     draw = Draw(samples, seed, batch, split, tokens, dtype, columns=columns)
-    return drawn(skeleton(model), [Path(model)], locations, draw)
+    return draw_batches(skeleton(model), [Path(model)], locations, draw)
 
 
-def drawn(
+def draw_batches(
     model: nn.Module, folders: Sequence[Path], locations: Mapping[str, Location], draw: Draw
 ) -> dict[str, DrawnBatches]:
-    """Return the batches of every task, sorted by name; drawn samples are read and checked now.
+    """Draw the batches of every task, sorted by name; the samples are read and checked now.
 
     The model decides what is read. The first folder with a processor or tokenizer counts.
     """
-    takes, batches = input_of(model), {}
-    if takes.kind == "pictures":
-        having = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
-        preprocess = Preprocess.from_folder(next(having, folders[0]))
+    inputs, batches = input_of(model), {}
+    if inputs.kind == "pictures":
+        with_processor = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
+        preprocess = Preprocess.from_folder(next(with_processor, folders[0]))
     else:
-        reader = text_data.reader_for(folders, takes, draw.tokens, draw.expert)
+        reader = text_data.reader_for(folders, inputs, draw.tokens, draw.expert)
     for task, location in sorted(locations.items()):
-        samples = samples_at(location, takes, draw)
+        samples = samples_at(location, inputs, draw)
         chosen = draw_indices(task, len(samples), draw.skip + draw.samples, draw.seed)[draw.skip :]
-        if takes.kind == "pictures":
+        if inputs.kind == "pictures":
             pixels = EncodedRows(location, draw.split, samples, preprocess)[chosen]
             batches[task] = picture_batches(ImageSet(pixels, preprocess), draw)
         else:
@@ -130,9 +130,9 @@ def drawn(
     return batches
 
 
-def samples_at(location: Location, takes: ModelInput, draw: Draw) -> Any:
+def samples_at(location: Location, inputs: ModelInput, draw: Draw) -> Any:
     """Return all samples of a task. Raises: as open_images and load_text."""
-    if takes.kind == "pictures":
+    if inputs.kind == "pictures":
         return open_images(location, draw.split, False, draw.columns)
     return text_data.load_text(location, draw.split, draw.columns)
 
@@ -154,11 +154,13 @@ def token_batches(
 
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
     """
-    texts, pad, takes = [reader.tokens(samples[row]) for row in rows], reader.pad, reader.takes
+    texts, inputs = [reader.tokens(samples[row]) for row in rows], reader.inputs
     texts.sort(key=lambda text: (-len(text.ids), -len(text.target or ())))  # ties stay as drawn
-    parts = cut(texts, 1 if takes.alone else size, most)
+    parts = cut(texts, 1 if inputs.alone else size, most)
     longest = max(max(len(text.ids), len(text.target or ())) for text in texts)
-    return DrawnBatches(len(texts), longest, lambda: (collate(p, pad, takes) for p in parts))
+    return DrawnBatches(
+        len(texts), longest, lambda: (collate(p, reader.pad, inputs) for p in parts)
+    )
 
 
 def cut(ordered: Sequence[TokenizedText], size: int, most: float) -> list[list[TokenizedText]]:
@@ -175,17 +177,18 @@ def cut(ordered: Sequence[TokenizedText], size: int, most: float) -> list[list[T
     return parts
 
 
-def collate(texts: Sequence[TokenizedText], pad: int, takes: ModelInput) -> dict[str, Tensor]:
+def collate(texts: Sequence[TokenizedText], pad: int, inputs: ModelInput) -> dict[str, Tensor]:
     """Return texts as one batch: (texts, longest) ids and masks; labels are -100 at padding."""
     ids, mask = padded([text.ids for text in texts], pad)
     batch = {"input_ids": ids, "attention_mask": mask}
-    if takes.kind != "pair":
+    if inputs.kind != "pair":
         return batch
     targets = [text.target or [] for text in texts]
-    if takes.labels:
+    if inputs.labels:
         return batch | {"labels": padded(targets, IGNORED)[0]}
-    shifted, known = padded([[takes.start or 0, *target[:-1]] for target in targets], pad)
-    return batch | {"decoder_input_ids": shifted, "decoder_attention_mask": known}
+    shifted = [[inputs.start or 0, *target[:-1]] for target in targets]
+    ids, mask = padded(shifted, pad)
+    return batch | {"decoder_input_ids": ids, "decoder_attention_mask": mask}
 
 
 def padded(rows: Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:

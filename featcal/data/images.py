@@ -61,10 +61,10 @@ class Preprocess:
             raise MissingPath(Path(folder) / PROCESSORS[0], "the image processor", way_out)
         image = Image.fromarray(np.arange(2304).astype(np.uint8).reshape(24, 32, 3))
         try:
-            how: Any = {"backend": backend, "local_files_only": True, "trust_remote_code": False}
-            ours = cls(AutoImageProcessor.from_pretrained(folder, **how))
-            expected = ours.processor(image, return_tensors="pt")["pixel_values"].float()
-            if not torch.equal(ours.normalised(ours.pixels(image)[None]), expected):
+            local: Any = {"local_files_only": True, "trust_remote_code": False}
+            preprocess = cls(AutoImageProcessor.from_pretrained(folder, backend=backend, **local))
+            expected = preprocess.processor(image, return_tensors="pt")["pixel_values"].float()
+            if not torch.equal(preprocess.normalised(preprocess.pixels(image)[None]), expected):
                 raise ValueError("it has steps other than resize, crop, rescale and normalise")
         except MemoryError:
             raise
@@ -73,7 +73,7 @@ class Preprocess:
             file = "use the file that was saved with this model, or"
             python = "call featcal.calibrate from Python with batches of AutoImageProcessor's"
             raise BadFile(path, problem, file, python) from None
-        return ours
+        return preprocess
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -166,11 +166,11 @@ def load_images(
         in_memory: bytes up to which pictures are decoded now, else whenever they are asked for.
     Raises: as open_images; BadData for a wrong label or picture, or classes without names.
     """
-    location, at = Location(source, revision, config), f"{source} ({split})"
+    location, origin = Location(source, revision, config), f"{source} ({split})"
     renamed = {name: column for column, name in (columns or {}).items()}
     table = open_images(location, split, True, renamed)
-    names = _names(at, table.features[LABEL], classes, Path(source))
-    labels = _labels(at, table, len(names))
+    names = _names(origin, table.features[LABEL], classes, Path(source))
+    labels = _labels(origin, table, len(names))
     rows: Rows = EncodedRows(location, split, table, preprocess)
     if in_memory and len(labels) * rows[np.arange(1)].nbytes <= in_memory:
         rows = rows[np.arange(len(labels))]
@@ -193,7 +193,8 @@ class EncodedRows:
     """Pictures of a table that are decoded whenever they are asked for, by row numbers."""
 
     def __init__(self, location: Location, split: str, table: "Dataset", preprocess: Preprocess):
-        self._at, self._table, self._preprocess = f"{location.source} ({split})", table, preprocess
+        self._origin = f"{location.source} ({split})"
+        self._table, self._preprocess = table, preprocess
         self._first: tuple[int, tuple[int, ...]] | None = None  # row and shape of the first decoded
         source = Path(constants.HF_HUB_CACHE if location.on_hub else location.source)
         # the folder that a row must not name files outside of
@@ -215,7 +216,7 @@ class EncodedRows:
     def _decoded(self, row: int) -> Pixels:
         import datasets
 
-        encoded, named = self._table[row][IMAGE], f"the picture in row {row}"
+        encoded, picture = self._table[row][IMAGE], f"the picture in row {row}"
         try:
             if encoded is None:
                 raise ValueError("there is none")
@@ -226,7 +227,7 @@ class EncodedRows:
                 if not os.path.isfile(path):
                     raise ValueError(f"it is the text {shown!r}, which is the path of no file")
                 encoded = {"bytes": None, "path": path}
-                named = f"{os.path.relpath(path, self._root)[-60:]} (row {row})"
+                picture = f"{os.path.relpath(path, self._root)[-60:]} (row {row})"
             image = datasets.Image().decode_example(encoded)
             if image.mode[0] in "IF" and image.getextrema()[1] > 255:
                 raise ValueError("its values have more than 8 bits; convert it to 8")
@@ -234,27 +235,27 @@ class EncodedRows:
         except UNDECODABLE as error:
             unknown = isinstance(error, UnidentifiedImageError)  # its message is an address
             reason = "no known format" if unknown else one_line(error)
-            problem = f"{named} cannot be decoded ({reason})"
-            right = "the bytes of a PNG or JPEG (no base64), or its path inside the folder"
-            raise BadData(self._at, problem, f"store {right}, or drop the row") from None
+            problem = f"{picture} cannot be decoded ({reason})"
+            content = "the bytes of a PNG or JPEG (no base64), or its path inside the folder"
+            raise BadData(self._origin, problem, f"store {content}, or drop the row") from None
         first, shape = self._first = self._first or (row, pixels.shape)
         if pixels.shape != shape:
             problem = f"row {row} is {pixels.shape[1:]} pixels, row {first} is {shape[1:]}"
             way_out = "give pictures of one size, or a preprocessor_config.json that crops them"
-            raise BadData(self._at, problem, way_out)
+            raise BadData(self._origin, problem, way_out)
         return pixels
 
 
-def _names(at: str, feature: Any, given: Sequence[str] | None, folder: Path) -> tuple[str, ...]:
+def _names(origin: str, feature: Any, names: Sequence[str] | None, folder: Path) -> tuple[str, ...]:
     """Return the class names: given ones, those of the label feature, or of README.md."""
-    own = getattr(feature, "names", None)
-    if given is not None and own is not None and len(own) != len(given):
-        problem = f"{len(given)} class names are given, but its labels have {len(own)}"
-        raise BadData(at, problem, "check the list of names")
-    names = given or own or _names_in_readme(folder)
+    stored = getattr(feature, "names", None)
+    if names is not None and stored is not None and len(stored) != len(names):
+        problem = f"{len(names)} class names are given, but its labels have {len(stored)}"
+        raise BadData(origin, problem, "check the list of names")
+    names = names or stored or _names_in_readme(folder)
     if not names:
         way_out = "use a ClassLabel feature, write them into README.md (dataset_info), or pass"
-        raise BadData(at, "the classes have no names", f"{way_out} classes=")
+        raise BadData(origin, "the classes have no names", f"{way_out} classes=")
     return tuple(names)
 
 
@@ -273,16 +274,16 @@ def _names_in_readme(folder: Path) -> list[str] | None:
     return next((f[LABEL].names for f in features if hasattr(f.get(LABEL), "names")), None)
 
 
-def _labels(at: str, table: "Dataset", classes: int) -> NDArray[np.int64]:
+def _labels(origin: str, table: "Dataset", classes: int) -> NDArray[np.int64]:
     """Return the labels, (n,). Raises: BadData for one that is no number of a class."""
     values = table.data.column(LABEL).to_numpy()
     way_out = f"store whole numbers from 0 to {classes - 1}, one per row, or check the class names"
     if values.dtype.kind not in "iub":  # kind b: some data sets store two classes as true and false
         problem = f"its labels are {table.features[LABEL].dtype} or missing in some rows"
-        raise BadData(at, problem, way_out)
+        raise BadData(origin, problem, way_out)
     labels: NDArray[np.int64] = values.astype(np.int64)
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         problem = f"row {wrong[0]} has label {labels[wrong[0]]}, outside 0 to {classes - 1}"
-        raise BadData(at, problem, way_out)
+        raise BadData(origin, problem, way_out)
     return labels

@@ -64,7 +64,7 @@ class Location:
         """Return whether it can have several splits: no file, saved table or flat folder can."""
         path = Path(self.source)
         flat = path.is_file() or any(path.glob("data-*.arrow"))
-        return self.on_hub or not (flat or (not has_parts(path) and pictures_in(path)))
+        return self.on_hub or not (flat or (not holds_splits(path) and pictures_in(path)))
 
     @property
     def name(self) -> str:
@@ -74,16 +74,16 @@ class Location:
         return f"{self.source}@{self.revision}{config}" if self.on_hub else local
 
 
-def location_of(option: str, given: str) -> Location:
+def location_of(option: str, name: str) -> Location:
     """Return an existing path, else the data set of the hub of this name. Raises: MissingPath."""
-    path = Path(os.path.expanduser(given))  # no shell does that after NAME=
-    if given and os.path.exists(path):  # False for a name that is too long
+    path = Path(os.path.expanduser(name))  # no shell does that after NAME=
+    if name and os.path.exists(path):  # False for a name that is too long
         return Location(path)
-    hub = _HUB.fullmatch(given)
-    if hub is None or ".." in given:
+    hub = _HUB.fullmatch(name)
+    if hub is None or ".." in name:
         forms = "owner/name, owner/name@revision or owner/name:configuration"
         way_out = f"check the path; a data set of the hub is {forms}"
-        raise MissingPath(shorten(given, 200), f"given with {option}", way_out)
+        raise MissingPath(shorten(name, 200), f"given with {option}", way_out)
     return Location(hub["name"], hub["revision"] or "main", hub["config"])
 
 
@@ -91,8 +91,8 @@ def open_table(location: Location, split: str, builders: Mapping[str, str] = BUI
     """Return all columns of one split; the lines of .jsonl and .txt files are its column `text`."""
     _require_split(split)
     if location.on_hub:
-        folder, at = _hub_folder(location), f"{location.source}@{location.revision}"
-        return _read(at, str(folder), split=split, name=location.config)
+        folder, origin = _hub_folder(location), f"{location.source}@{location.revision}"
+        return _read(origin, str(folder), split=split, name=location.config)
     path = Path(location.source)
     files = [path] if path.is_file() else split_files(path, split)
     if not files:
@@ -116,24 +116,24 @@ def open_images(
     import pyarrow
 
     _require_split(split)
-    path, at = Path(location.source), f"{location.source} ({split})"
+    path, origin = Path(location.source), f"{location.source} ({split})"
     if location.on_hub or path.is_file() or split_files(path, split, (".parquet", ".arrow")):
         table = open_table(location, split, BUILDERS | {".jsonl": "json"})
     else:
         table = _picture_folder(path, split, labelled)
-    own = {name: (columns or {}).get(name, name) for name in (IMAGE, LABEL)[: 1 + labelled]}
-    for name, column in own.items():
+    column_of = {name: (columns or {}).get(name, name) for name in (IMAGE, LABEL)[: 1 + labelled]}
+    for name, column in column_of.items():
         if column not in table.column_names:
             problem = f"no column {column!r}; it has {shorten(', '.join(table.column_names), 200)}"
-            raise BadData(at, problem, f"name the column with --column {name}=COLUMN")
-    table = table.select_columns(list(own.values()))
-    table = table.rename_columns({column: name for name, column in own.items()})
+            raise BadData(origin, problem, f"name the column with --column {name}=COLUMN")
+    table = table.select_columns(list(column_of.values()))
+    table = table.rename_columns({column: name for name, column in column_of.items()})
     try:
         return table.cast_column(IMAGE, datasets.Image(decode=False))
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         way_out = "store encoded pictures (PNG, JPEG) as the Image feature of `datasets` does"
         problem = f"the column image holds no pictures ({one_line(error)})"
-        raise BadData(at, problem, way_out) from None
+        raise BadData(origin, problem, way_out) from None
 
 
 def split_files(folder: Path, split: str, suffixes: Collection[str] = BUILDERS) -> list[Path]:
@@ -165,17 +165,17 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
     """Read pictures below <folder>/<split>/, or in the folder itself if it has no splits."""
     import datasets  # whose own reader takes archives, and of pictures those in a metadata.csv
 
-    root, at = folder / split, f"{folder} ({split})"
+    root, origin = folder / split, f"{folder} ({split})"
     if not root.is_dir():
-        if has_parts(folder) or labelled or not folder.is_dir():
+        if holds_splits(folder) or labelled or not folder.is_dir():
             raise _no_split(folder, split, f"{split}.parquet or {split}/<class>/")
         root = folder
-    _report_unread(at, root.resolve())
+    _report_unread(origin, root.resolve())
     files = pictures_in(root)
     if not files:
-        raise BadData(at, "holds no picture that can be read", "put PNG or JPEG files there")
+        raise BadData(origin, "holds no picture that can be read", "put PNG or JPEG files there")
     if odd := [file for file in files if re.search(r"[\ud800-\udfff]", file)]:
-        raise BadData(at, f"the name {odd[0]!a} is not text in UTF-8", "rename the file")
+        raise BadData(origin, f"the name {odd[0]!a} is not text in UTF-8", "rename the file")
     columns = {IMAGE: [os.path.abspath(root / file) for file in files]}
     features = datasets.Features({IMAGE: datasets.Image(decode=False)})
     if labelled:
@@ -189,7 +189,7 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
     return datasets.Dataset.from_dict(columns, features)
 
 
-def has_parts(folder: Path) -> bool:
+def holds_splits(folder: Path) -> bool:
     """Return whether a folder of pictures has any of the usual splits."""
     return any((folder / n).is_dir() or split_files(folder, n, (".parquet",)) for n in SPLITS)
 
@@ -198,12 +198,14 @@ def pictures_in(folder: Path) -> list[str]:
     """Return the paths of the pictures below a folder, in order, without hidden ones."""
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    known, paths = tuple(ImageFolder.EXTENSIONS), list[str]()
-    for at, parts, names in os.walk(folder, followlinks=True):
-        above = {each.resolve() for each in (Path(at), *Path(at).parents)}
-        parts[:] = [part for part in parts if Path(at, part).resolve() not in above]  # no loops
-        paths += (os.path.relpath(f"{at}/{name}", folder) for name in names)
-    return sorted(p for p in paths if p.lower().endswith(known) and not _HIDDEN.search(p))
+    suffixes, paths = tuple(ImageFolder.EXTENSIONS), list[str]()
+    for top, folders, names in os.walk(folder, followlinks=True):
+        above = {path.resolve() for path in (Path(top), *Path(top).parents)}
+        folders[:] = [
+            name for name in folders if Path(top, name).resolve() not in above
+        ]  # no loops
+        paths += (os.path.relpath(f"{top}/{name}", folder) for name in names)
+    return sorted(p for p in paths if p.lower().endswith(suffixes) and not _HIDDEN.search(p))
 
 
 def classes_in(folder: Path, splits: Iterable[str]) -> list[str]:
@@ -213,13 +215,13 @@ def classes_in(folder: Path, splits: Iterable[str]) -> list[str]:
 
 
 @cache  # warn once per folder: a command opens it several times
-def _report_unread(at: str, folder: Path) -> None:
+def _report_unread(origin: str, folder: Path) -> None:
     if left := [file for file in folder.rglob("*") if file.suffix.lower() in NOT_READ]:
         files = f"{len(left)} file{'s' * (len(left) > 1)} such as {left[0].name}"
-        LOG.warning(f"{at}: {files} cannot be read; convert to PNG or JPEG")
+        LOG.warning(f"{origin}: {files} cannot be read; convert to PNG or JPEG")
 
 
-def _read(at: str, builder: str, **options: Any) -> "Dataset":
+def _read(origin: str, builder: str, **options: Any) -> "Dataset":
     """Call load_dataset; local `data_files` are read into memory and leave no cache behind."""
     import datasets
     import pyarrow
@@ -237,7 +239,7 @@ def _read(at: str, builder: str, **options: Any) -> "Dataset":
         reason = "it holds no sample" if empty else reason
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
-        raise BadData(at, f"cannot be read ({reason})", way_out) from None
+        raise BadData(origin, f"cannot be read ({reason})", way_out) from None
 
 
 def _hub_folder(location: Location) -> Path:
@@ -247,8 +249,8 @@ def _hub_folder(location: Location) -> Path:
 
     name = str(location.source)
     repository: dict[str, Any] = {"repo_type": "dataset", "revision": location.revision}
-    more = "; no file or folder of this name is here either"
-    with quiet_datasets(), reaching(name, location.revision, more, "dataset"):
+    searched = "; no file or folder of this name is here either"
+    with quiet_datasets(), reaching(name, location.revision, searched, "dataset"):
         try:
             readme = hf_hub_download(name, "README.md", **repository)
             card = DatasetCard.load(readme, ignore_metadata_errors=True)
@@ -258,20 +260,20 @@ def _hub_folder(location: Location) -> Path:
         config = location.config or (configs.get_default_config_name() if configs else None)
         files = configs.get(config, {}).get("data_files") if config else None
         if files is not None:
-            patterns = [pattern for each in sanitize_patterns(files).values() for pattern in each]
+            patterns = [name for names in sanitize_patterns(files).values() for name in names]
             repository["allow_patterns"] = ["README.md", *patterns]
         return Path(snapshot_download(name, **repository))
 
 
 @contextmanager
 def reaching(
-    name: str, revision: str | None, more: str = "", kind: Kind = "model"
+    name: str, revision: str | None, detail: str = "", kind: Kind = "model"
 ) -> Iterator[None]:
-    """Turn the errors of the hub's client into ours; `more` is added to the reason.
+    """Turn the errors of the hub's client into ours; `detail` is added to the reason.
 
     Raises: NotOnHub, NoRevision, HubUnreachable, DiskFull.
     """
-    at = f"{name}@{revision}" if revision else name
+    repo = f"{name}@{revision}" if revision else name
     page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
     try:
         yield
@@ -282,15 +284,15 @@ def reaching(
         login = "if it is private or has terms to accept, accept them there and run `hf auth "
         ways_out = [f"check owner, name and revision at {page}, and"]
         ways_out += [f"{login}login` with a token that may read it (or set HF_TOKEN)"]
-        raise missing(at, f"{problem} ({type(error).__name__}{more})", *ways_out) from None
+        raise missing(repo, f"{problem} ({type(error).__name__}{detail})", *ways_out) from None
     except (OSError, hub_errors.HTTPError, hub_errors.XetDownloadError) as error:  # type: ignore[attr-defined]
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise DiskFull(constants.HF_HUB_CACHE) from None
         problem = "not in the local Hugging Face cache, and downloading it failed"
-        problem = f"{problem} ({one_line(error, 120)}{more})"
+        problem = f"{problem} ({one_line(error, 120)}{detail})"
         again = "check the name or path, or run again with network access, or"
         copy = "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any "
-        raise errors.HubUnreachable(at, problem, again, f"{copy}connection)") from None
+        raise errors.HubUnreachable(repo, problem, again, f"{copy}connection)") from None
 
 
 def _require_split(split: str) -> None:

@@ -64,9 +64,9 @@ class TextRows(Sequence[Sample]):
             if not self._rows:
                 raise BadData(origin, "holds no text", "put one sample per line there")
             return
-        own = [columns.get(key, key) for key in _form(origin, table.column_names, columns)]
-        own += [column for column in (label, "tools") if column in table.column_names]
-        self._table = table.select_columns([*dict.fromkeys(own)])
+        used = [columns.get(key, key) for key in _form(origin, table.column_names, columns)]
+        used += [column for column in (label, "tools") if column in table.column_names]
+        self._table = table.select_columns([*dict.fromkeys(used)])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -157,14 +157,14 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
     label, texts = row.get(columns.get(LABEL, LABEL)), {k: row[columns.get(k, k)] for k in form}
     if form == ("messages",):
         try:
-            kept = [{k: v for k, v in m.items() if v is not None} for m in texts["messages"]]
-            messages = [{"content": None} | m if m.get("tool_calls") else m for m in kept]
+            present = [{k: v for k, v in m.items() if v is not None} for m in texts["messages"]]
+            messages = [{"content": None} | m if m.get("tool_calls") else m for m in present]
             pairs = [(f"{k} of message {i}", m[k]) for i, m in enumerate(messages) for k in TURN]
         except (TypeError, KeyError, AttributeError):
             messages = []
         if not messages:
             raise BadData(origin, "'messages' is no list of messages with role and content", WANTED)
-        texts = {key: text for key, text in pairs if text is not None}  # null beside tool calls
+        texts = {key: text for key, text in pairs if text is not None}  # null next to tool calls
         texts["messages"] = json.dumps([messages, tools], ensure_ascii=False, default=str)
     for key, text in texts.items():
         if not isinstance(text, str):
@@ -208,29 +208,30 @@ def input_of(model: nn.Module) -> ModelInput:
     Raises: BadData for audio, video or two inputs that are both required.
     """
     name, parameters = type(model).__name__, signature(model.forward).parameters
-    talks = name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
-    pictures, text = "pixel_values" in parameters and not talks, "input_ids" in parameters
+    vision_language = name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
+    pictures = "pixel_values" in parameters and not vision_language
+    text = "input_ids" in parameters
     only_images = getattr(model, "input_modalities", "image") in ("image", ["image"], ("image",))
     if pictures == text or (pictures and not only_images):
-        takes = getattr(model, "main_input_name", "nothing known")
-        takes = "pictures and text together" if pictures and text else takes
+        reads = getattr(model, "main_input_name", "nothing known")
+        reads = "pictures and text together" if pictures and text else reads
         files = "files give pictures to a vision model or text to a language model"
         tower = "give one of its towers as a model of its own, or"
         python = "call featcal.calibrate from Python with batches of whatever its forward takes"
-        raise BadData(name, f"it takes {takes}; {files}", tower, python)
+        raise BadData(name, f"it takes {reads}; {files}", tower, python)
     if pictures:
         return ModelInput("pictures")
-    config: Any = model.config.get_text_config() if talks else model.config
+    config: Any = model.config.get_text_config() if vision_language else model.config
     size, limit = getattr(config, "vocab_size", None), _positions(model, config)
     if "decoder_input_ids" in parameters:
         start = getattr(config, "decoder_start_token_id", None)
         return ModelInput("pair", False, "labels" in parameters, size, limit, start)
     causal, kind = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, config.model_type
     only_causal = kind in causal and kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    continued = talks or name in causal.values() or only_causal
-    pad, judges = getattr(config, "pad_token_id", None), only_causal and name.endswith(HEAD)
-    pad = pad if judges and pad in range(size or 0) else None
-    return ModelInput("text", continued, True, size, limit, None, pad, judges and pad is None)
+    continued = vision_language or name in causal.values() or only_causal
+    pad, classifies = getattr(config, "pad_token_id", None), only_causal and name.endswith(HEAD)
+    pad = pad if classifies and pad in range(size or 0) else None
+    return ModelInput("text", continued, True, size, limit, None, pad, classifies and pad is None)
 
 
 def _positions(model: nn.Module, config: Any) -> int | None:
@@ -257,7 +258,7 @@ class Reader:
     """A folder's tokenizer, the model's inputs, and the maximum number of tokens per text."""
 
     tokenizer: Any
-    takes: ModelInput
+    inputs: ModelInput
     length: int
     folder: Path
     texts: Texts = Texts()
@@ -265,19 +266,19 @@ class Reader:
     @property
     def pad(self) -> int:
         """Return the padding token; Llama has none, and the mask hides any other just as well."""
-        known = (self.takes.pad, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-        return next(token for token in known if token is not None)
+        tokens = (self.inputs.pad, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return next(token for token in tokens if token is not None)
 
     def tokens(self, sample: Sample) -> TokenizedText:
         """Tokenise one sample. Raises: BadData naming it; BadFile for another model's tokenizer."""
-        if self.takes.kind == "pair":
+        if self.inputs.kind == "pair":
             if sample.target is None or sample.messages is not None:
                 way_out = 'give "input" and "target", or "prompt" and "completion"'
                 raise BadData(sample.origin, "has no target for the decoder to read", way_out)
             target = self.ids(sample, sample.target, target=True)
             return TokenizedText(self.ids(sample, sample.text), target)
         if sample.messages is None:
-            completion = (sample.target if self.takes.continued else None) or ""
+            completion = (sample.target if self.inputs.continued else None) or ""
             return TokenizedText(self.ids(sample, self.texts.prepared(sample.text + completion)))
         if not self.tokenizer.chat_template:
             problem = f"its tokenizer has no chat template, but {sample.origin} is a chat"
@@ -294,13 +295,14 @@ class Reader:
 
     def ids(self, sample: Sample, text: str, target: bool = False, **more: bool) -> list[int]:
         """Return the first `length` token ids of a text. Raises: BadData for no token; BadFile."""
-        given: Any = {"text_target" if target else "text": self.shortened(text), **more}
-        ids = self.tokenizer(**given, truncation=True, max_length=self.length)["input_ids"]
+        arguments: Any = {"text_target" if target else "text": self.shortened(text), **more}
+        ids = self.tokenizer(**arguments, truncation=True, max_length=self.length)["input_ids"]
         if not ids:
             raise BadData(sample.origin, "holds no text", "leave it out, or fill it")
-        if (known := self.takes.vocabulary) is not None and max(ids) >= known:
+        size = self.inputs.vocabulary
+        if size is not None and max(ids) >= size:
             token = f"token {max(ids)} ({sample.origin})"
-            problem = f"its tokenizer gives {token}, but the model has {known} tokens"
+            problem = f"its tokenizer gives {token}, but the model has {size} tokens"
             raise BadFile(self.folder, problem, "give the tokenizer that belongs to this model")
         return ids
 
@@ -317,7 +319,7 @@ class Reader:
 
 
 def reader_for(
-    folders: Sequence[Path], takes: ModelInput, tokens: int | None, expert: Path | None = None
+    folders: Sequence[Path], inputs: ModelInput, tokens: int | None, expert: Path | None = None
 ) -> Reader:
     """Load the tokenizer of the first folder that has one. Raises: BadFile, BadSetting.
 
@@ -325,11 +327,11 @@ def reader_for(
         the model's limit.   expert: says how texts are prepared if none of the folders does.
     """
     kinds = (VOCABULARIES, (TOKENIZER,))  # a tokenizer of bytes has settings alone
-    having = (f for names in kinds for f in folders if any((f / n).is_file() for n in names))
-    if (folder := next(having, None)) is None:
+    usable = (f for names in kinds for f in folders if any((f / n).is_file() for n in names))
+    if (folder := next(usable, None)) is None:
         problem = f"no tokenizer in this folder ({', '.join(VOCABULARIES[:3])}, ...)"
         raise BadFile(folders[0], problem, "copy the tokenizer's files of the base model there")
-    tokenizer, limit = load_tokenizer(folder), takes.positions
+    tokenizer, limit = load_tokenizer(folder), inputs.positions
     if limit is not None:
         limit = min(limit, tokenizer.model_max_length)
         if tokens is not None and tokens > limit:
@@ -338,4 +340,4 @@ def reader_for(
     candidates = (*folders, expert or folder)
     texts = Texts.of_folder(next((f for f in candidates if (f / MODULES).is_file()), folder))
     default = texts.longest or DEFAULT_TOKENS
-    return Reader(tokenizer, takes, tokens or min(default, limit or default), folder, texts)
+    return Reader(tokenizer, inputs, tokens or min(default, limit or default), folder, texts)

@@ -30,7 +30,7 @@ Encoder = nn.Module | Callable[[Batch], Tensor]
 Samples = Any
 # the model whose projected features (n, p) change, and how: ("merged", adapters.apply)
 Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
-WAYS = {
+ANSWER_METHODS = {
     "head": "the largest score of the model's own classes",
     "likelihood": "the label most likely to follow the text",
     "vectors": "the label whose text has the nearest vector",
@@ -127,8 +127,8 @@ def evaluate_pool(
     for task, samples in sets.items():
         expected = "must be at least two, else every answer is right"
         require(len(heads[task]) > 1, f"{task}: number of classes", len(heads[task]), expected)
-        own = {n: m.get(task) if isinstance(m, Mapping) else m for n, m in models.items()}
-        encoders = {name: model for name, model in own.items() if model is not None}
+        task_models = {n: m.get(task) if isinstance(m, Mapping) else m for n, m in models.items()}
+        encoders = {name: model for name, model in task_models.items() if model is not None}
         names = (*encoders, *(name for name, (model, _) in adapted.items() if model in encoders))
         answers = {name: [torch.zeros(0, dtype=torch.long)] for name in names}
         for inputs in samples.batches(None, batch):
@@ -149,15 +149,15 @@ def percent(correct: Tensor) -> float:
     return 100 * int(correct.sum()) / len(correct)
 
 
-def way_of(model: nn.Module) -> str:
-    """Return how a model answers, a key of WAYS. Raises: BadSetting for a decoder without head."""
+def answer_method(model: nn.Module) -> str:
+    """Return a model's key of ANSWER_METHODS. Raises: BadSetting for a decoder without head."""
     if type(model).__name__.endswith("ForSequenceClassification"):
         return "head"
-    takes = input_of(model)
-    if output_embeddings(model) is not None and (takes.continued or takes.kind == "pair"):
+    inputs = input_of(model)
+    if output_embeddings(model) is not None and (inputs.continued or inputs.kind == "pair"):
         return "likelihood"
     expected = "must have a language head, such as T5ForConditionalGeneration"
-    require(takes.kind != "pair", "--model", type(model).__name__, expected)
+    require(inputs.kind != "pair", "--model", type(model).__name__, expected)
     return "vectors"
 
 
@@ -187,17 +187,17 @@ class TextModel:
 
 def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
     """Return True for each text that the model gets right, (n,)."""
-    way, labels = way_of(texts.model), list(data.labels)
-    reader, pair = texts.reader, texts.reader.takes.kind == "pair"
-    for sample in data.samples if pair or way != "head" else ():
-        if sample.messages is not None:
+    method, labels = answer_method(texts.model), list(data.labels)
+    reader, pair = texts.reader, texts.reader.inputs.kind == "pair"
+    for sample in data.samples:
+        if sample.messages is not None and (pair or method != "head"):
             way_out = 'give its text as "text", or as "input" with the label as "target"'
             raise BadData(sample.origin, "is a chat, for which this model has no head", way_out)
     with evaluation_mode([texts.model]):
-        if way == "head":
+        if method == "head":
             rows = [reader.ids(s, s.text) if pair else reader.tokens(s).ids for s in data.samples]
             scores, labels = texts.run(rows, texts.logits), labels_of_head(texts.model, data)
-        elif way == "likelihood":
+        elif method == "likelihood":
             scores = likelihoods(texts, data, templates[0])
         else:
             scores = similarities(texts, data, templates)
@@ -209,16 +209,17 @@ def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) ->
 def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
     """Return the labels as indices of the model's head, matched by name if it has names."""
     config: Any = model.config
-    known = {str(name).lower(): int(i) for i, name in (config.id2label or {}).items()}
+    index_of = {str(name).lower(): int(i) for i, name in (config.id2label or {}).items()}
     for name, i in (config.label2id or {}).items():
-        known.setdefault(str(name).lower(), int(i))  # id2label counts first, as in a pipeline
-    if all(name.lower() in known for name in data.classes):
-        return [known[data.classes[label].lower()] for label in data.labels]
-    unnamed = all(name.startswith("label_") or name.isdigit() for name in known)
+        index_of.setdefault(str(name).lower(), int(i))  # id2label counts first, as in a pipeline
+    if all(name.lower() in index_of for name in data.classes):
+        return [index_of[data.classes[label].lower()] for label in data.labels]
+    unnamed = all(name.startswith("label_") or name.isdigit() for name in index_of)
     if len(data.classes) != config.num_labels or not unnamed:
-        ours, theirs = ", ".join(data.classes[:5]), ", ".join(list(known)[:5])
+        data_names, model_names = ", ".join(data.classes[:5]), ", ".join(list(index_of)[:5])
         way_out = "name the classes as the model's config.json does (id2label)"
-        raise BadData(data.origin, f"its labels are {ours}, but the model's are {theirs}", way_out)
+        problem = f"its labels are {data_names}, but the model's are {model_names}"
+        raise BadData(data.origin, problem, way_out)
     return list(data.labels)
 
 
@@ -226,7 +227,7 @@ def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> 
     """Return the cosine of every text's vector and every label's, (n, K)."""
     prompts = prompts_of(data.classes, templates)
     heads = vectors(texts, prompts).reshape(len(data.classes), len(templates), -1).mean(1)  # (K, p)
-    return vectors(texts, [one.text for one in data.samples]) @ normalize(heads, dim=-1).T
+    return vectors(texts, [sample.text for sample in data.samples]) @ normalize(heads, dim=-1).T
 
 
 def vectors(texts: TextModel, lines: Sequence[str]) -> Tensor:
@@ -244,7 +245,7 @@ def vectors(texts: TextModel, lines: Sequence[str]) -> Tensor:
 
 def likelihoods(texts: TextModel, data: Labelled, template: str) -> Tensor:
     """Return log p(label's text | text), summed over the tokens of the label's text, (n, K)."""
-    reader, has_decoder = texts.reader, texts.reader.takes.kind == "pair"
+    reader, has_decoder = texts.reader, texts.reader.inputs.kind == "pair"
     labels = prompts_of(data.classes, [template])
     rows: list[tuple[TokenizedText, int]] = []  # with the first scored position
     for sample in data.samples:
@@ -255,15 +256,15 @@ def likelihoods(texts: TextModel, data: Labelled, template: str) -> Tensor:
                 target = reader.tokenizer(label)["input_ids"]
                 rows.append((TokenizedText(reader.ids(sample, text), target), 0))
                 continue
-            whole = reader.tokenizer(text + label)["input_ids"]
-            shared = min(len(whole), len(context))
-            first = next((i for i in range(shared) if whole[i] != context[i]), shared)
-            cut = max(0, len(whole) - reader.length)
-            rows.append((TokenizedText(whole[cut:]), max(1, first - cut)))
+            ids = reader.tokenizer(text + label)["input_ids"]
+            shared = min(len(ids), len(context))
+            first = next((i for i in range(shared) if ids[i] != context[i]), shared)
+            cut = max(0, len(ids) - reader.length)
+            rows.append((TokenizedText(ids[cut:]), max(1, first - cut)))
     scores = []
     for start in range(0, len(rows), texts.batch):
         chosen, firsts = zip(*rows[start : start + texts.batch], strict=True)
-        batch = collate(chosen, reader.pad, reader.takes)
+        batch = collate(chosen, reader.pad, reader.inputs)
         logits = texts.logits(batch)
         if has_decoder:
             expected, counted = padded([text.target or [] for text in chosen], reader.pad)

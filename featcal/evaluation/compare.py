@@ -108,19 +108,19 @@ def compare(
         parts = {f"stack{i}": blocks_of(module, s) for i, s in enumerate(stacks)}
         return InMemoryModel(nn.ModuleDict(parts))
 
-    ours = {name: opened(model) for name, model in models.items()}
+    tested = {name: opened(model) for name, model in models.items()}
     agreements: list[Agreement] = []
     for task in sorted(experts):
         expert = opened(experts[task])
         # only blocks must be alike: experts may have heads with their own numbers of classes
-        handles = {f"expert {task!r}": expert, **ours}
-        modules = {name: handle.module for name, handle in handles.items()}
+        opened_models = {f"expert {task!r}": expert, **tested}
+        modules = {name: handle.module for name, handle in opened_models.items()}
         streamed.require_one_family({n: type(m) for n, m in modules.items()})
         streamed.require_same_configs({n: getattr(m, "config", None) for n, m in modules.items()})
         streamed.require_same_tensors({n: blocks_alone(m) for n, m in modules.items()})
         with exact_products(), evaluation_mode([*modules.values()]):
             classes = (labels or {}).get(task)
-            agreements += task_agreements(task, ours, expert, batches[task], plan, classes)
+            agreements += task_agreements(task, tested, expert, batches[task], plan, classes)
     return agreements
 
 
@@ -138,9 +138,9 @@ class Totals:
         self.drift.add(ours.hidden, theirs.hidden, ours.mask)
         masks = repeat(None) if ours.mask is None else ours.mask
         for h, h_exp, mask in zip(ours.hidden, theirs.hidden, masks, strict=False):
-            own = Drift()
-            own.add(h, h_exp, mask)
-            self.by_sample["relative_drift"].append(own.relative)
+            sample_drift = Drift()
+            sample_drift.add(h, h_exp, mask)
+            self.by_sample["relative_drift"].append(sample_drift.relative)
         scores = choose.comparable_scores(ours, theirs)
         if scores is None or self.classes is not None:
             self.pooled.append((ours.features(theirs), theirs.features(ours)))
@@ -160,7 +160,7 @@ class Totals:
         if not isfinite(drift.relative):
             raise NotFinite(f"model {model}, task {expert}", "its features")
         kl, top1 = (total / self.rows if self.rows else None for total in self.sums.values())
-        means = {name: sum(own) / len(own) for name, own in self.by_sample.items() if own}
+        means = {name: sum(x) / len(x) for name, x in self.by_sample.items() if x}
         measured = samples, drift.relative, drift.cosine, kl, top1, means.get("relations")
         differences: dict[str, Difference] = {}
         for name, values in self.by_sample.items() if self is not first else ():
@@ -184,16 +184,16 @@ def task_agreements(
     totals = {name: Totals(classes) for name in models}
     # the expert's pooling and layers serve for all models, so that features compare
     sentences = Sentences.of_folder(expert.folder) if isinstance(expert, StreamedModel) else None
-    how = plan, sentences, False
+    options = plan, sentences, False
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, expert.module)
         with naming(task, number), expert.running() as teacher:
-            theirs = choose.answers(teacher, batch, *how)
+            theirs = choose.answers(teacher, batch, *options)
             for name, handle in models.items():
                 with handle.running() as model:
-                    own = choose.answers(model, batch, *how)  # its head is loaded
-                    totals[name].add(own, theirs)
+                    ours = choose.answers(model, batch, *options)  # its head is loaded
+                    totals[name].add(ours, theirs)
     first = next(iter(totals.values()))
     if not first.by_sample["relative_drift"]:
         raise BadBatches(task, "is empty; at least one batch is needed")
-    return [own.agreement(name, task, first) for name, own in totals.items()]
+    return [total.agreement(name, task, first) for name, total in totals.items()]

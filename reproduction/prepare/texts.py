@@ -119,7 +119,7 @@ def tokenized_example(sample: Sample, reader: Reader) -> TokenizedExample:
     if sample.target is None or sample.messages is not None:
         way_out = 'give "input" and "target", or "prompt" and "completion"'
         raise BadData(sample.origin, "has no target", way_out)
-    if reader.takes.kind == "pair":
+    if reader.inputs.kind == "pair":
         tokens = reader.tokens(sample)
         return TokenizedExample(tokens.ids, tokens.target or [])
     # one text: a token that reaches over the border belongs to the completion

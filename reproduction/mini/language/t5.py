@@ -78,7 +78,7 @@ class T5Pretraining(training.Pretraining):
         for key in WORLDS:
             samples = draw_samples(key, WEB, rows, seed, first)
             tokens += [self.reader.tokens(sample) for sample in samples]
-        loss = self.model(**collate(tokens, self.reader.pad, self.reader.takes)).loss
+        loss = self.model(**collate(tokens, self.reader.pad, self.reader.inputs)).loss
         loss.backward()
         return float(loss.detach())
 
