@@ -75,9 +75,7 @@ TOO_FEW = Choice(
 
 @dataclass(frozen=True)
 class Part:
-    """Some samples of a task's batches. Those of consecutive batches are joined where they fit,
-    because a streamed model reads all its weights for each batch.
-    """
+    """Some samples of a task, in few batches: a streamed model reads all weights for each."""
 
     batches: Batches
     chosen: Tensor
@@ -235,9 +233,8 @@ def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = Non
 def choose(
     by_task: Mapping[str, Mapping[str, Sequence[float]]], settings: Mapping[str, Calibration]
 ) -> Choice:
-    """Choose the model of least mean divergence among those that are worse than the merged one on
-    no task by more than two paired standard errors. The sentence names those of `settings` that have
-    no finite divergence.
+    """Choose the model of least mean divergence that is worse than the merged one on no task, beyond
+    two paired standard errors. The sentence names the `settings` without a finite divergence.
     """
     divergence: dict[str, dict[str, float]] = {}
     allowed, tasks = [], by_task.values()
@@ -363,13 +360,12 @@ def answers(
         counted = hidden.new_ones(hidden.shape[:2], dtype=torch.long) if mask is None else mask
         sizes = torch.ones(len(hidden), dtype=torch.long)
         logits = getattr(output, "logits", None)
-        last_hidden = getattr(output, "last_hidden_state", None)
         if isinstance(logits, Tensor) and logits.shape[:-1] == hidden.shape[:2]:  # of each token
             logits, sizes = logits[counted.bool()], counted.bool().sum(1)
         scores = Scores(logits) if isinstance(logits, Tensor) and logits.dim() == 2 else None
         if sentences and sentences.given:
-            last_hidden = hidden if last_hidden is None else last_hidden
-            pooled = sentences.vectors(last_hidden, counted)
+            last_hidden = getattr(output, "last_hidden_state", None)
+            pooled = sentences.vectors(hidden if last_hidden is None else last_hidden, counted)
         elif output is not None:
             pooled = pooled_output(model, output, batch)
     return Answers(hidden, mask, weights, pooled, scores, sizes)

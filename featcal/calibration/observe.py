@@ -183,13 +183,11 @@ def add_batch(
 def capture(
     block: nn.Module, spec: BlockSpec, features: Features, outputs: Sequence[str], whole: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Features | None]:
-    """Run a block; return inputs, outputs and residual streams by name, and the features after it.
-    Unless the run is to be `whole`, it stops once all are captured, and there are none.
-    """
+    """Run a block; return inputs, outputs and residual streams by name, and the features after."""
     inputs = spec.linears + spec.norms
     x, y, r, result = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor](), None
 
-    def enough() -> bool:
+    def enough() -> bool:  # stops the forward, and there are no features after it
         seen, wanted = (len(x), len(y), len(r)), (len(inputs), len(outputs), len(spec.writers))
         return not whole and seen == wanted
 
@@ -297,10 +295,7 @@ def same_memory(x: Tensor, y: Tensor) -> bool:
 
 
 def block_parts(student: nn.Module, features: Features, spec: BlockSpec) -> list[BlockSpec]:
-    """Return the block as a whole, or with order "sites" its norms and sites as they are observed.
-
-    Raises: BadSetting for β > 0 where no solved linear writes into the residual stream.
-    """
+    """Return the parts to observe in turn: the block, or its sites and norms. Raises: BadSetting."""
     hidden, arguments = features
     if spec.settings.residual:
         with residual_streams(student, solved_modules(student)[0], hidden) as streams:

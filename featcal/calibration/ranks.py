@@ -27,7 +27,6 @@ TRANSFER_TIMEOUT = timedelta(seconds=60)
 # for a slow process; gloo notices at once when the connection to a dead one breaks
 MEETING_TIMEOUT = timedelta(days=1)
 PROCESSES = "torchrun --nproc-per-node"
-TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
@@ -168,7 +167,7 @@ def process_group() -> Iterator[None]:
         yield
         return
     way_out = "start several processes with torchrun, or unset WORLD_SIZE"
-    for name in TORCHRUN_VARIABLES:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         require(name in os.environ, name, None, f"must be set where WORLD_SIZE is; {way_out}")
     try:
         dist.init_process_group("gloo", timeout=TRANSFER_TIMEOUT)

@@ -282,8 +282,7 @@ def write_calibrated(
 ) -> None:
     """Write the calibrated model as a folder with the merged one's names and precision.
 
-    Other files, such as the tokenizer, come from the merged folder, or from the base if that is a
-    module. Raises: DiskFull; BadFile if a solved block is gone.
+    Other files come from the merged folder, or the base's for a module. Raises: DiskFull, BadFile.
     """
     text = json.dumps(result.stated, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     with files.atomic_folder(out) as path:
@@ -307,8 +306,7 @@ def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
                 written.update(prefix + source for source in student.sources(name))
                 yield name, tensor.to(student.stored[name].dtype)
 
-    needed = sum(stored.nbytes for stored in checkpoint.values())
-    with shard_writer(folder, needed=needed) as writer:
+    with shard_writer(folder, needed=sum(t.nbytes for t in checkpoint.values())) as writer:
         shutil.copyfile(checkpoint.folder / "config.json", writer.folder / "config.json")
         copy_other_files(checkpoint.folder, writer.folder)
         for name, tensor in student.to_files(rounded()):

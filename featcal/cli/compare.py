@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+import featcal
 from featcal.card import read_card, read_record, round_digits
 from featcal.cli import options
 from featcal.cli.inputs import Inputs, MistakeCollector, Request, read_compared, whole_experts
@@ -113,8 +114,6 @@ def agreements_of(
     models: Mapping[str, Path], request: Request, draws: "Mapping[str, Draw]"
 ) -> "list[Agreement]":
     """Compare models with the experts on the drawn samples."""
-    import featcal
-
     inputs, batches = request.inputs, request.batches(draws, *models.values())
     # experts with a head of their own have their blocks at another path
     plan = request.plan if request.keys.stack else None

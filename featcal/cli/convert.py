@@ -32,51 +32,38 @@ def convert(
     source, whole = model_folder("MODEL", model), clip and model_folder("--clip", clip)
     new_folder(out, force, [source, whole] if whole else [source])
     require_space("--out", out, stored_bytes(source))
-    from featcal.interchange.open_clip import CONFIG
+    from featcal.interchange.open_clip import CONFIG, processor_of, read_open_clip, write_open_clip
+    from featcal.models.load import load_clip, load_vision, save_model
 
     is_open_clip, is_transformers = ((source / name).is_file() for name in (CONFIG, "config.json"))
     if is_open_clip and is_transformers:
         way_out = f"use it as it is, or give a folder with only one of {CONFIG} and config.json"
         raise BadFile(source, "already holds both open_clip's and transformers' form", way_out)
-    form = "transformers" if is_open_clip else "open_clip"
-    if form == "open_clip":
-        to_open_clip(source, out, whole)
-        more = f'; load it: open_clip.create_model("local-dir:{out}")'
+    form, more = ("transformers" if is_open_clip else "open_clip"), ""
+    if is_open_clip:
+        expected = "is not needed: an open_clip folder has both towers"
+        require(whole is None, "--clip", clip, expected)
+        both_towers: Any = read_open_clip(source)
+        preprocess = read_json(source / CONFIG).get("preprocess_cfg") or {}
+        size = both_towers.config.vision_config.image_size
+        processor = processor_of(preprocess, size, source / CONFIG)
+        with atomic_folder(out) as folder:
+            save_model(both_towers, folder, like=source)
+            processor.save_pretrained(folder)
+        if not any((out / name).is_file() for name in TOKENIZERS):
+            more = "; it has no tokenizer, and featcal evaluate needs CLIP's tokenizer files in it"
     else:
-        require(whole is None, "--clip", clip, "is not needed: an open_clip folder has both towers")
-        to_transformers(source, out)
-        lacks = "; it has no tokenizer, and featcal evaluate needs CLIP's tokenizer files in it"
-        more = "" if any((out / name).is_file() for name in TOKENIZERS) else lacks
+        both_towers = load_clip(whole or source)
+        if whole is not None:  # its vision tower is replaced
+            vision = load_vision(source)
+            ours, theirs = vision.config.hidden_size, both_towers.vision_model.config.hidden_size
+            if ours != theirs:
+                raise TensorsDiffer("vision width", source, ours, whole, theirs)
+            both_towers.vision_model, both_towers.config.vision_config = vision, vision.config
+        with atomic_folder(out) as folder:  # which replaces models of either form
+            write_open_clip(both_towers, folder, like=whole or source)
+        more = f'; load it: open_clip.create_model("local-dir:{out}")'
     if as_json:
         say_json({"folder": str(out), "form": form})
     else:
         say(f"{form} folder: {out}{more}")
-
-
-def to_transformers(source: Path, out: Path) -> None:
-    """Convert an open_clip folder to a CLIPModel folder with processor and, if any, tokenizer."""
-    from featcal.interchange.open_clip import CONFIG, processor_of, read_open_clip
-    from featcal.models.load import save_model
-
-    clip: Any = read_open_clip(source)
-    preprocess = read_json(source / CONFIG).get("preprocess_cfg") or {}
-    processor = processor_of(preprocess, clip.config.vision_config.image_size, source / CONFIG)
-    with atomic_folder(out) as folder:
-        save_model(clip, folder, like=source)
-        processor.save_pretrained(folder)
-
-
-def to_open_clip(source: Path, out: Path, clip: Path | None) -> None:
-    """Convert a CLIPModel to an open_clip folder; a CLIPVisionModel replaces `clip`'s tower."""
-    from featcal.interchange.open_clip import write_open_clip
-    from featcal.models.load import load_clip, load_vision
-
-    whole = load_clip(clip or source)
-    if clip is not None:
-        vision = load_vision(source)
-        ours, theirs = vision.config.hidden_size, whole.vision_model.config.hidden_size
-        if ours != theirs:
-            raise TensorsDiffer("vision width", source, ours, clip, theirs)
-        whole.vision_model, whole.config.vision_config = vision, vision.config
-    with atomic_folder(out) as folder:  # which replaces models of either form
-        write_open_clip(whole, folder, like=clip or source)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SETTINGS = (options.Sampling(batch=64, split="test"),)
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
 CLASS_MEANS = "Vision model whose class means on train serve as heads. Default: CLIP's text tower."
+WHOLE = "must be the whole CLIP, which makes the heads for images; or give --class-means"
 LABELLED = "Labelled images or texts of a task. Repeatable."
 TEMPLATE = "Prompt with {} for the class. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
@@ -91,7 +92,13 @@ def evaluate(
             problem = f"{folder} reads images; --classes and --set tokens are for texts"
             raise FeatCalError("evaluate", problem, "leave them out")
         kind, unit = "zero-shot-image-classification", "images"
-        whole, prompts = whole or recorded_clip(folder), prompts or inputs.PROMPT
+        prompts = prompts or inputs.PROMPT
+        if whole is None:  # the model itself, or the base that its folder records
+            recorded, folders = inputs.names_in(folder), [folder]
+            if recorded and recorded.base:
+                near = recorded.file.parent
+                folders.append(inputs.model_folder(str(recorded.file), recorded.base, near))
+            whole = inputs.whole_clip(folders, "--clip", None, WHOLE)
         answers = image_answers(folder, whole, datasets, prompts, sampling, target, columns)
     tasks, rows, results = {}, [], []
     for task, (correct, class_count) in answers.items():
@@ -109,15 +116,6 @@ def evaluate(
         add_to_card(folder, datasets, sampling.split, kind, results)
 
 
-def recorded_clip(model: Path) -> Path:
-    """Return the CLIP with both towers: the model, or the base that its folder records."""
-    names, folders = inputs.names_in(model), [model]
-    if names and names.base:
-        folders.append(inputs.model_folder(str(names.file), names.base, names.file.parent))
-    expected = "must be the whole CLIP, which makes the heads for images; or give --class-means"
-    return inputs.whole_clip(folders, "--clip", None, expected)
-
-
 def image_answers(
     model: Path,
     base: Path,
@@ -127,9 +125,7 @@ def image_answers(
     device: Any,
     columns: Mapping[str, str],
 ) -> "Mapping[str, tuple[Tensor, int]]":
-    """Return by task which images are right, and the number of classes. The base makes the heads:
-    a whole CLIP's features of prompts, or, without templates, the mean features of every class.
-    """
+    """Return by task which images are right, and the number of classes; `base` makes the heads."""
     from featcal.data.images import Preprocess, load_images
     from featcal.evaluation import accuracy
     from featcal.models.load import load_as_calibrated, load_clip, load_tokenizer, load_vision

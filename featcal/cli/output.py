@@ -20,7 +20,7 @@ from pydantic import ByteSize
 from rich.console import Console
 from rich.text import Text
 
-from featcal.card import RECORD, read_record
+from featcal.card import RECORD, add_results, read_record
 from featcal.errors import BadSetting, HubUnreachable, one_line
 from featcal.files import require_apart, write_json
 from featcal.settings import require
@@ -244,8 +244,6 @@ def add_to_card(
 ) -> None:
     """Add results to a model's card. Raises: BadFile."""
     from huggingface_hub import EvalResult
-
-    from featcal.card import add_results
 
     entries = []
     for task, metric, name, value in results:

@@ -65,12 +65,21 @@ def plan(
     import torch
 
     from featcal.calibration.estimate import Job
+    from featcal.data.texts import input_of
     from featcal.models.stored import skeleton
     from featcal.models.streamed import InMemoryModel, require_same_tensors
 
     model = skeleton(inputs.base)
     blocks = plan_with(model, keys.stack)
-    check_tokens(model, keys.tokens)
+    model_input, key, kind = input_of(model), "plan.tokens", type(model).__name__
+    if model_input.kind == "pictures":
+        require(keys.tokens is None, key, keys.tokens, f"is for text models; {kind} reads images")
+    else:
+        expected = f"must be given for {kind}: --set tokens=N, the number of tokens per sample"
+        require(keys.tokens is not None, key, keys.tokens, expected)
+        most = model_input.positions or keys.tokens
+        expected = f"must be at most {most}, the positions of {kind}"
+        require(keys.tokens <= most, key, keys.tokens, expected)
     roles = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
     towers = {f"{n} ({f})": InMemoryModel(skeleton(f, like=type(model))) for n, f in roles.items()}
     require_same_tensors(towers, [stack.blocks for stack in blocks.stacks])
@@ -81,19 +90,6 @@ def plan(
         say_json(needs_as_mapping(needs))
     else:
         show_needs(needs, job)
-
-
-def check_tokens(model: "nn.Module", tokens: int | None) -> None:
-    """Raise BadSetting unless text models have a number of tokens that fits, and others none."""
-    from featcal.data.texts import input_of
-
-    model_input, key, kind = input_of(model), "plan.tokens", type(model).__name__
-    if model_input.kind == "pictures":
-        return require(tokens is None, key, tokens, f"is for text models; {kind} reads images")
-    expected = f"must be given for {kind}: --set tokens=N, the number of tokens per sample"
-    require(tokens is not None, key, tokens, expected)
-    most = model_input.positions or tokens or 0
-    require((tokens or 0) <= most, key, tokens, f"must be at most {most}, the positions of {kind}")
 
 
 def estimated(

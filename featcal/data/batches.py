@@ -154,13 +154,11 @@ def token_batches(
 
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
     """
-    texts, inputs = [reader.tokens(samples[row]) for row in rows], reader.inputs
+    texts, pad, inputs = [reader.tokens(samples[row]) for row in rows], reader.pad, reader.inputs
     texts.sort(key=lambda text: (-len(text.ids), -len(text.target or ())))  # ties stay as drawn
     parts = cut(texts, 1 if inputs.alone else size, most)
     longest = max(max(len(text.ids), len(text.target or ())) for text in texts)
-    return DrawnBatches(
-        len(texts), longest, lambda: (collate(p, reader.pad, inputs) for p in parts)
-    )
+    return DrawnBatches(len(texts), longest, lambda: (collate(p, pad, inputs) for p in parts))
 
 
 def cut(ordered: Sequence[TokenizedText], size: int, most: float) -> list[list[TokenizedText]]:

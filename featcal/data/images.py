@@ -48,8 +48,7 @@ class Preprocess:
     def from_folder(cls, folder: str | Path, backend: Backend = "pil") -> "Preprocess":
         """Load the image processor of a model folder.
 
-        Raises: MissingPath; BadFile for one that cannot be loaded or has other steps than resize,
-        crop, rescale and normalise; BadSetting without torchvision when it is asked for.
+        Raises: MissingPath; BadFile for steps beyond resize, crop, rescale, normalise; BadSetting.
         """
         from transformers import AutoImageProcessor
 

@@ -201,9 +201,7 @@ def pictures_in(folder: Path) -> list[str]:
     suffixes, paths = tuple(ImageFolder.EXTENSIONS), list[str]()
     for top, folders, names in os.walk(folder, followlinks=True):
         above = {path.resolve() for path in (Path(top), *Path(top).parents)}
-        folders[:] = [
-            name for name in folders if Path(top, name).resolve() not in above
-        ]  # no loops
+        folders[:] = [f for f in folders if Path(top, f).resolve() not in above]  # no loops
         paths += (os.path.relpath(f"{top}/{name}", folder) for name in names)
     return sorted(p for p in paths if p.lower().endswith(suffixes) and not _HIDDEN.search(p))
 
@@ -260,7 +258,7 @@ def _hub_folder(location: Location) -> Path:
         config = location.config or (configs.get_default_config_name() if configs else None)
         files = configs.get(config, {}).get("data_files") if config else None
         if files is not None:
-            patterns = [name for names in sanitize_patterns(files).values() for name in names]
+            patterns = [pattern for globs in sanitize_patterns(files).values() for pattern in globs]
             repository["allow_patterns"] = ["README.md", *patterns]
         return Path(snapshot_download(name, **repository))
 

@@ -83,9 +83,8 @@ class TextRows(Sequence[Sample]):
         try:
             return _sample(origin, json.loads(line), self._columns)
         except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-            raise BadData(
-                origin, f"not JSON ({one_line(error)})", "put one object on a line"
-            ) from None
+            problem = f"not JSON ({one_line(error)})"
+            raise BadData(origin, problem, "put one object on a line") from None
 
 
 def load_text(location: Location, split: str, columns: Columns = None) -> TextRows:
@@ -203,14 +202,10 @@ class ModelInput:
 
 
 def input_of(model: nn.Module) -> ModelInput:
-    """Return the inputs of a transformers model, by its class; of a vision-language model, text.
-
-    Raises: BadData for audio, video or two inputs that are both required.
-    """
+    """Return a transformers model's inputs. Raises: BadData unless they are pictures or text."""
     name, parameters = type(model).__name__, signature(model.forward).parameters
-    vision_language = name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
-    pictures = "pixel_values" in parameters and not vision_language
-    text = "input_ids" in parameters
+    multimodal = name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
+    pictures, text = "pixel_values" in parameters and not multimodal, "input_ids" in parameters
     only_images = getattr(model, "input_modalities", "image") in ("image", ["image"], ("image",))
     if pictures == text or (pictures and not only_images):
         reads = getattr(model, "main_input_name", "nothing known")
@@ -221,14 +216,14 @@ def input_of(model: nn.Module) -> ModelInput:
         raise BadData(name, f"it takes {reads}; {files}", tower, python)
     if pictures:
         return ModelInput("pictures")
-    config: Any = model.config.get_text_config() if vision_language else model.config
+    config: Any = model.config.get_text_config() if multimodal else model.config
     size, limit = getattr(config, "vocab_size", None), _positions(model, config)
     if "decoder_input_ids" in parameters:
         start = getattr(config, "decoder_start_token_id", None)
         return ModelInput("pair", False, "labels" in parameters, size, limit, start)
     causal, kind = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, config.model_type
     only_causal = kind in causal and kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    continued = vision_language or name in causal.values() or only_causal
+    continued = multimodal or name in causal.values() or only_causal
     pad, classifies = getattr(config, "pad_token_id", None), only_causal and name.endswith(HEAD)
     pad = pad if classifies and pad in range(size or 0) else None
     return ModelInput("text", continued, True, size, limit, None, pad, classifies and pad is None)
