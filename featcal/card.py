@@ -168,8 +168,8 @@ def render_card(
     sections["inputs"] = [[role, name_of(model)] for role, model in models.items()]
     sections["licences"] = [[dict(licence), roles] for licence, roles in licences.items()]
     sections["licences_differ"] = len(stated) > 1
-    how = {"template_path": str(TEMPLATE), **sections}
-    return f"{ModelCard.from_template(ModelCardData(**data), **how)}\n"
+    sections["template_path"] = str(TEMPLATE)
+    return f"{ModelCard.from_template(ModelCardData(**data), **sections)}\n"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -74,12 +74,13 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_keys(cls, given: Any) -> Any:
-        for key in given if isinstance(given, Mapping) else ():
+    def _known_keys(cls, values: Any) -> Any:
+        keys = values if isinstance(values, Mapping) else ()
+        for key in keys:
             if key not in cls.model_fields:
                 known = list(cls.model_fields)
                 raise PydanticCustomError("unknown_key", "", {"key": key, "known": known})
-        return given
+        return values
 
     @model_validator(mode="after")
     def _together(self) -> Self:
@@ -105,9 +106,9 @@ def _strict(schema: Any) -> Any:
     return schema
 
 
-def _first_mistake(error: ValidationError, given: Any, section: str) -> BadSetting | UnknownKey:
+def _first_mistake(error: ValidationError, raw: Any, section: str) -> BadSetting | UnknownKey:
     """Return our error for the first mistake that pydantic found."""
-    mistakes = [(*_locate(entry["loc"], given), entry) for entry in error.errors(include_url=False)]
+    mistakes = [(*_locate(entry["loc"], raw), entry) for entry in error.errors(include_url=False)]
     path, value, first = mistakes[0]
     if path:
         section += (": " if section.endswith(".yaml") else ".") + ".".join(path)

@@ -111,7 +111,7 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
         on_host = {"device": {}, "host": work | fixed}
         memory.append(memory[0] | ({"device": work, "host": fixed} if job.on_gpu else on_host))
     needs = max(memory, key=lambda use: sum(use["device"].values()) + sum(use["host"].values()))
-    solved = sum(blocks) * max(len(who) for who, _ in stages)
+    solved = sum(blocks) * max(len(students) for students, _ in stages)
     needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}
     needs["disk"]["while joining"] = shape.largest
     return needs | {"operations": dict(operations)}

@@ -140,11 +140,11 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
         return None
     counts = {task: draw.samples for task, draw in sorted(draws.items())}
     rewrite_card(request, counts, result)
-    more = card.models_record(inputs.base, inputs.experts, request.out)
+    record = card.models_record(inputs.base, inputs.experts, request.out)
     if earlier := output.recorded_draws(inputs.merged):
-        more["earlier"] = earlier
+        record["earlier"] = earlier
     rows = {task: (count, request.counts[task]) for task, count in counts.items()}
-    output.record_draw(request.out, request.draw, rows, **more)
+    output.record_draw(request.out, request.draw, rows, **record)
     return result
 
 
@@ -175,9 +175,9 @@ def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") ->
     inputs = request.inputs
     for name, folder in inputs.adapter_bases.items():
         with_adapter(skeleton(folder), inputs.experts[name])
-    whole = {n: f for n, f in inputs.experts.items() if n not in inputs.adapter_bases}
-    experts = whole or {"merged": inputs.merged}
-    request.labels(whole)
+    full_models = {n: f for n, f in inputs.experts.items() if n not in inputs.adapter_bases}
+    experts = full_models or {"merged": inputs.merged}
+    request.labels(full_models)
     expert_batches = {n: batches.get(n, next(iter(batches.values()))) for n in experts}
     arguments: Any = {"plan": request.plan, "device": request.device, "dtype": request.draw.dtype}
     arguments |= {"base": inputs.base, "experts": experts, "settings": request.settings}

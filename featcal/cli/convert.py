@@ -29,8 +29,8 @@ def convert(
     force: options.Force = False,
 ) -> None:
     """Convert a CLIP model between transformers and open_clip, in float32 and without rounding."""
-    source, whole = model_folder("MODEL", model), clip and model_folder("--clip", clip)
-    new_folder(out, force, [source, whole] if whole else [source])
+    source, clip_folder = model_folder("MODEL", model), clip and model_folder("--clip", clip)
+    new_folder(out, force, [source, clip_folder] if clip_folder else [source])
     require_space("--out", out, stored_bytes(source))
     from featcal.interchange.open_clip import CONFIG, processor_of, read_open_clip, write_open_clip
     from featcal.models.load import load_clip, load_vision, save_model
@@ -42,7 +42,7 @@ def convert(
     form, more = ("transformers" if is_open_clip else "open_clip"), ""
     if is_open_clip:
         expected = "is not needed: an open_clip folder has both towers"
-        require(whole is None, "--clip", clip, expected)
+        require(clip_folder is None, "--clip", clip, expected)
         both_towers: Any = read_open_clip(source)
         preprocess = read_json(source / CONFIG).get("preprocess_cfg") or {}
         size = both_towers.config.vision_config.image_size
@@ -53,15 +53,15 @@ def convert(
         if not any((out / name).is_file() for name in TOKENIZERS):
             more = "; it has no tokenizer, and featcal evaluate needs CLIP's tokenizer files in it"
     else:
-        both_towers = load_clip(whole or source)
-        if whole is not None:  # its vision tower is replaced
+        both_towers = load_clip(clip_folder or source)
+        if clip_folder is not None:  # its vision tower is replaced
             vision = load_vision(source)
-            ours, theirs = vision.config.hidden_size, both_towers.vision_model.config.hidden_size
-            if ours != theirs:
-                raise TensorsDiffer("vision width", source, ours, whole, theirs)
+            widths = [part.config.hidden_size for part in (vision, both_towers.vision_model)]
+            if widths[0] != widths[1]:
+                raise TensorsDiffer("vision width", source, widths[0], clip_folder, widths[1])
             both_towers.vision_model, both_towers.config.vision_config = vision, vision.config
         with atomic_folder(out) as folder:  # which replaces models of either form
-            write_open_clip(both_towers, folder, like=whole or source)
+            write_open_clip(both_towers, folder, like=clip_folder or source)
         more = f'; load it: open_clip.create_model("local-dir:{out}")'
     if as_json:
         say_json({"folder": str(out), "form": form})

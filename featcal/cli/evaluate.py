@@ -59,8 +59,8 @@ def evaluate(
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
     collect = inputs.MistakeCollector()
-    named = {"--model": model, "--clip": clip, "--class-means": class_means}.items()
-    folder, whole, base = (path and collect(inputs.model_folder, key, path) for key, path in named)
+    args = {"--model": model, "--clip": clip, "--class-means": class_means}.items()
+    folder, whole, base = (path and collect(inputs.model_folder, key, path) for key, path in args)
     datasets = inputs.named_data(data, collect)
     if folder:
         collect(inputs.check_config, folder)
@@ -131,7 +131,7 @@ def image_answers(
     from featcal.models.load import load_as_calibrated, load_clip, load_tokenizer, load_vision
     from featcal.models.stored import skeleton
 
-    whole: Any = (load_as_calibrated if templates is None else load_clip)(base).to(device)
+    head_model: Any = (load_as_calibrated if templates is None else load_clip)(base).to(device)
     configs = (skeleton(folder).config for folder in (model, base))
     widths = [getattr(getattr(c, "vision_config", c), "hidden_size", None) for c in configs]
     if widths[0] != widths[1]:
@@ -148,16 +148,16 @@ def image_answers(
             expected = f"must be the classes of its split train: {', '.join(images.classes)}"
             same = images.classes == tasks[task].classes
             require(same, f"{task}: classes", ", ".join(tasks[task].classes), expected)
-            heads[task] = accuracy.class_mean_head(whole, None, images, sampling.batch)
+            heads[task] = accuracy.class_mean_head(head_model, None, images, sampling.batch)
     else:
         tokenizer = load_tokenizer(base)
         expected = f"must hold only words that the tokenizer of {base} knows; use --template"
         for task, images in tasks.items():
             for prompt in accuracy.prompts_of(images.classes, templates):
-                known = accuracy.words_known(tokenizer, [prompt], ["{}"])
-                require(known, f"{task}: prompt", prompt, expected)
-            heads[task] = accuracy.zero_shot_head(whole, tokenizer, images.classes, templates)
-        projection = whole.visual_projection.weight.detach()
+                in_vocabulary = accuracy.words_known(tokenizer, [prompt], ["{}"])
+                require(in_vocabulary, f"{task}: prompt", prompt, expected)
+            heads[task] = accuracy.zero_shot_head(head_model, tokenizer, images.classes, templates)
+        projection = head_model.visual_projection.weight.detach()
     vision: Any = (load_as_calibrated if templates is None else load_vision)(model).to(device)
     pool = accuracy.evaluate_pool({"model": vision}, tasks, heads, projection, sampling.batch)
     return {name: (right, len(tasks[name].classes)) for name, right in pool["model"].items()}

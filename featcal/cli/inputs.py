@@ -43,9 +43,9 @@ class MistakeCollector:
     def __init__(self) -> None:
         self.mistakes: list[FeatCalError] = []
 
-    def __call__(self, function: Callable[..., T], *given: Any, **named: Any) -> T | None:  # noqa: D102
+    def __call__(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T | None:  # noqa: D102
         try:
-            return function(*given, **named)
+            return function(*arguments, **named)
         except FeatCalError as mistake:
             self.mistakes.append(mistake)
             return None
@@ -112,8 +112,8 @@ def model_folder(named_by: str, name: str, near: Path | None = None, weights: bo
 
 def named(option: str, pairs: Iterable[str], form: str, find: Callable[..., T]) -> dict[str, T]:
     """Return `name=value` arguments as what `find` makes of them, without None."""
-    given = options.pairs_by_name(option, pairs, form).items()
-    return {name: result for name, value in given if (result := find(option, value)) is not None}
+    values = options.pairs_by_name(option, pairs, form).items()
+    return {name: result for name, value in values if (result := find(option, value)) is not None}
 
 
 def named_data(pairs: Collection[str], collect: MistakeCollector) -> "dict[str, Location]":
@@ -161,7 +161,7 @@ def read_inputs(
                     adapter_bases[name] = recorded(adapted)
     elif not collect.mistakes:
         needed = (("--base", base or not needs_base), ("--expert", expert))
-        if missing := [option for option, given in needed if not given]:
+        if missing := [option for option, value in needed if not value]:
             problem = f"must be given: {merged} holds no featcal.json or recipe that names them"
             way_out = f"name them, or put mergekit's recipe there as {WRITTEN}"
             collect.mistakes.append(FeatCalError(", ".join(missing), problem, way_out))
@@ -242,8 +242,8 @@ def check_config(folder: Path) -> None:
 
         kind = model_class(folder)  # raises if there is none
         if code := refuse_code(folder):
-            ours = f"transformers' own {kind.__name__} is used"
-            note(f"{path}: auto_map names {code[0]}, which is not run; {ours}")
+            used = f"transformers' own {kind.__name__} is used"
+            note(f"{path}: auto_map names {code[0]}, which is not run; {used}")
 
 
 def differing_vocabularies(folders: Mapping[str, Path]) -> str:
@@ -300,8 +300,8 @@ class Request:
         merged, base, model_input = self.inputs.merged, self.inputs.base, input_of(self.student)
         if model_input.kind == "pictures":
             expected = "must be the whole CLIP, whose text tower makes the vectors of --classes"
-            whole = whole_clip([merged, base], "--base", str(base), expected)
-            clip, tokenizer = load_clip(whole), load_tokenizer(whole)
+            clip_folder = whole_clip([merged, base], "--base", str(base), expected)
+            clip, tokenizer = load_clip(clip_folder), load_tokenizer(clip_folder)
             P = clip.visual_projection.weight.detach()  # (p, d)
             classes = self.classes.items()
             return {t: zero_shot_head(clip, tokenizer, names, PROMPT) @ P for t, names in classes}
@@ -370,9 +370,10 @@ def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator
         if not any(work.rglob("blocks/*")):
             for folder in dense.values():
                 shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # another process needs it
-                for folder in (work / "experts", work) if dense else ():
-                    folder.rmdir()
+            if dense:
+                with suppress(OSError):  # another process needs it
+                    (work / "experts").rmdir()
+                    work.rmdir()
 
 
 def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":

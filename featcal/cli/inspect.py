@@ -145,8 +145,7 @@ def show_plan(model: "nn.Module", plan: "BlockPlan") -> None:
         reason = f"{reason}: {error.problem}"
     for stack in plan.stacks:
         show_stack(model, stack)
-        own_blocks = [block for block in shapes if block.stack == stack.name]
-        if own_blocks:
+        if own_blocks := [block for block in shapes if block.stack == stack.name]:
             show_sites(own_blocks)
         else:
             say(reason)

@@ -84,8 +84,8 @@ class Command(TyperCommand):
 def commands() -> dict[str, EntryPoint]:
     """Return our commands, then those of other packages, by name."""
     foreign = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    ours = [EntryPoint(name, f"featcal.cli.{name}:{name}", GROUP) for name in COMMANDS]
-    return {point.name: point for point in (*ours, *foreign)}
+    builtin = [EntryPoint(name, f"featcal.cli.{name}:{name}", GROUP) for name in COMMANDS]
+    return {point.name: point for point in (*builtin, *foreign)}
 
 
 @cache

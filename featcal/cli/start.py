@@ -23,8 +23,8 @@ def interrupt(*received: object) -> None:
 
 def main() -> int:
     """Run this process's arguments and return the exit code; SIGTERM does what Ctrl-C does."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:  # without a traceback while the command line is imported
+    default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if default_handler:  # without a traceback while the command line is imported
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.set_threshold(10_000)  # not 700: importing torch takes half a second less
     share_machine()
@@ -32,7 +32,7 @@ def main() -> int:
         sys.stdout.reconfigure(errors="replace")
     from featcal.cli.main import CLOSED, INTERRUPTED, main
 
-    if ours:
+    if default_handler:
         signal.signal(signal.SIGINT, interrupt)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, interrupt)

@@ -163,8 +163,8 @@ class Totals:
         means = {name: sum(x) / len(x) for name, x in self.by_sample.items() if x}
         measured = samples, drift.relative, drift.cosine, kl, top1, means.get("relations")
         differences: dict[str, Difference] = {}
-        for name, values in self.by_sample.items() if self is not first else ():
-            if values and first.by_sample[name]:
+        for name, values in self.by_sample.items():
+            if self is not first and values and first.by_sample[name]:
                 pair = torch.tensor([values, first.by_sample[name]], dtype=SUM_DTYPE)
                 difference = pair[0] - pair[1]
                 error = float(difference.std()) / sqrt(len(values)) if len(values) > 1 else nan

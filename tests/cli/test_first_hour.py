@@ -12,7 +12,7 @@ from test_worked_paths import PICTURES, llamas, merged_as_mergekit_does, recipe_
 
 import featcal
 from featcal.cli import main as cli
-from featcal.data.batches import Draw, drawn
+from featcal.data.batches import Draw, draw_batches
 from featcal.data.places import Location
 from featcal.errors import FeatCalError
 from featcal.evaluation.accuracy import zero_shot_head
@@ -32,7 +32,7 @@ def merged(llamas) -> Path:
 
 def unseen(draw: Draw) -> dict:
     locations = {task: Location(Path(path)) for task, path in DATA.items()}
-    return drawn(skeleton("base"), [Path("base")], locations, draw)
+    return draw_batches(skeleton("base"), [Path("base")], locations, draw)
 
 
 def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(
