@@ -232,8 +232,7 @@ def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
 def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
     """Add measured results to a folder's card: all to the hub's model-index, accuracies to a table.
 
-    The table leaves out others' percentages. A result replaces an older one of the same metric and
-    data. Raises: as read_card.
+    A result replaces an older one of its metric and data. The table omits others' percentages.
     """
     card = read_card(folder)
     older = card.data.eval_results or []

@@ -113,15 +113,15 @@ def calibrate_block(
                 moments = observe(blocks, teacher, features[task], parts)
                 token_counts.setdefault(task, {}).update(next(iter(moments.values())).expert_tokens)
                 if run.solve:
-                    for which, sums in moments.items():
-                        add_task_systems(systems[which], sums, teacher, parts[which].settings)
+                    for number, sums in moments.items():
+                        add_task_systems(systems[number], sums, teacher, parts[number].settings)
             if not run.solve:
                 continue
             if base is None:
                 base = opened.enter_context(models.base.block(path))
-            for which, part in parts.items():
-                bounds = solve_systems(systems[which], blocks[which], base, part, run.ranks)
-                conditioning[which] += bounds
+            for number, part in parts.items():
+                bounds = solve_systems(systems[number], blocks[number], base, part, run.ranks)
+                conditioning[number] += bounds
     records = []
     for number, (block, spec) in enumerate(students):
         if isinstance(models.student, StreamedModel):  # later blocks see it as it is written

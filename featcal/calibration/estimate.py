@@ -37,7 +37,7 @@ EVALUATIONS = 7  # of the error of one site, while its λ is searched for
 
 @dataclass(frozen=True)
 class Job:
-    """How much a calibration has to do, and with what."""
+    """The size of a calibration, and the memory it may use."""
 
     tasks: int
     samples: int  # of each task
@@ -52,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True)
 class SiteShape:
-    """Linears that read one tensor; `reach` is the share of the block's work that it takes."""
+    """Linears that read one tensor; `reach` is the share of the block's work done before them."""
 
     linears: tuple[str, ...]
     d: int
@@ -248,23 +248,24 @@ def _block(
     tokens, all_linears = tuple(before[0].shape[:2]), solved_modules(block)[0]
     linears, norms = solved_modules(block, how.norm, how.modules)
     captured = module_inputs(block, [*linears, *norms], others={*all_linears} - {*linears})
-    with FlopCounterMode(display=False) as flops, captured as seen:
+    with FlopCounterMode(display=False) as flops, captured as inputs:
         out = step(block, stack, *before)
     outputs = {name: len(weight_of(block.get_submodule(name))) for name in all_linears}
-    sites, until = list[SiteShape](), dict[str, int]()  # work of linears until a module is reached
+    sites = list[SiteShape]()
+    work_before = dict[str, int]()  # by module: work of the linears that run before it
     work = widest = 0
-    for name, x in seen.items():
-        until[name], o = work, outputs.get(name, 0)
+    for name, x in inputs.items():
+        work_before[name], o = work, outputs.get(name, 0)
         work += x.numel() * o
         widest = max(widest, nbytes(x), nbytes(x) * o // x.shape[-1])
-    for names, w in shared_sites(seen, linears, lambda name, _: rule(name, last, tokens)).items():
-        x, o = seen[names[0]], sum(outputs[name] for name in names)
+    for names, w in shared_sites(inputs, linears, lambda name, _: rule(name, last, tokens)).items():
+        x, o = inputs[names[0]], sum(outputs[name] for name in names)
         d, n = x.shape[-1], round(x.shape[:-1].numel() * float((w != 0).double().mean()))
-        reach = max(until[name] for name in names) / work
+        reach = max(work_before[name] for name in names) / work
         sites.append(SiteShape(names, d, o, n, o if o < FOLDED_SHARE * d else d, reach))
     sites.sort(key=lambda site: site.reach)
-    norm_reach = tuple(until[name] / max(work, 1) for name in norms)
-    sizes = map(nbytes, (list(block.parameters()), out, list(seen.values())))
+    norm_reach = tuple(work_before[name] / max(work, 1) for name in norms)
+    sizes = map(nbytes, (list(block.parameters()), out, list(inputs.values())))
     routed = sum(part.work for part in unpacked_experts(block).values())
     measured = *sizes, widest, flops.get_total_flops(), routed
     return BlockShape(stack.name, tuple(sites), norm_reach, *measured), out

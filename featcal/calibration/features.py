@@ -95,8 +95,8 @@ def open_models(
 
     Folders are streamed; the merged one is loaded `whole` to be returned. Modules are copied.
     """
-    none = torch.empty(0, dtype=torch.float32)
-    first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else none
+    cpu_float32 = torch.empty(0, dtype=torch.float32)
+    first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else cpu_float32
     if first is None:
         raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks")
     target, dtype = torch_device(device or first.device), dtype or first.dtype
@@ -256,10 +256,10 @@ def first_features(
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, models[0])
         with naming(task, number):
-            for which, model in enumerate(models):
-                fed = encoder.tracks[which][number] if encoder else None
+            for index, model in enumerate(models):
+                fed = encoder.tracks[index][number] if encoder else None
                 inputs = first_inputs(model, stack, batch, source, fed)
-                features.tracks[which].append(inputs)
+                features.tracks[index].append(inputs)
         hidden = inputs[0]
         mask = padding_mask(batch, hidden, stack.mask, models[0])
         features.masks.append(mask)

@@ -109,17 +109,17 @@ def observe(
         # rounded outputs of models in half precision are computed again, in float32
         if W.dtype not in HALF and (name in writers or len(W) < FOLDED_SHARE * W.shape[1]):
             outputs.append(name)
-    for number, mask in enumerate(features.masks):
+    for batch_number, mask in enumerate(features.masks):
         x_exp, y_exp, r_exp, teacher_output = None, {}, {}, None
-        for which, spec in specs.items():
-            student, batch = students[which], features.students[which][number]
+        for number, spec in specs.items():
+            student, batch = students[number], features.students[number][batch_number]
             x_cal, _, r_cal, _ = capture(student, spec, batch, (), False)
             if x_exp is None:  # experts of a mixture see the tokens of the first student's
                 x_exp = {}
                 if linears or moves:
                     with following(teacher, student):
                         x_exp, y_exp, r_exp, teacher_output = capture(
-                            teacher, teacher_spec, features.teacher[number], outputs, moves
+                            teacher, teacher_spec, features.teacher[batch_number], outputs, moves
                         )
             if set(r_cal) != set(spec.writers) or set(r_exp) != set(writers):
                 problem = "their outputs are not added to the residual stream in every batch"
@@ -129,13 +129,13 @@ def observe(
             for name in spec.scales.keys() & gaps:  # γ y is added; one with γ = 0 is never seen
                 scale = spec.scales[name]
                 gaps[name] = torch.where(scale == 0, 0, gaps[name] / wide(scale))
-            encoder = batch[1][0].get(spec.encoder_keyword), features.encoder_masks[number]
+            encoder = batch[1][0].get(spec.encoder_keyword), features.encoder_masks[batch_number]
             captured, tokens = (x_cal, x_exp, y_exp, gaps), ((batch[0], mask), encoder)
-            add_batch(moments[which], spec, student, teacher, captured, tokens, before)
+            add_batch(moments[number], spec, student, teacher, captured, tokens, before)
             del x_cal, r_cal, gaps, captured
         before += len(batch[0])
         if moves:
-            features.teacher[number] = teacher_output
+            features.teacher[batch_number] = teacher_output
         # free the largest tensors of a batch before the next batch brings its own
         del x_exp, y_exp, r_exp, teacher_output, batch, tokens
     return moments

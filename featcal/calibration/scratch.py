@@ -43,16 +43,16 @@ class Handle:
         flat: Tensor,
         file: Path | None,
         kept: Counter[str],
-        where: str,
+        tier: str,
     ):
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.strides = strides  # in memory without gaps; 0 along expanded axes
         self.flat = None if file else flat  # all values in order of memory
-        self.file, self.bytes, self.kept, self.where = file, flat.nbytes, kept, where
-        kept[where] += self.bytes
+        self.file, self.bytes, self.kept, self.tier = file, flat.nbytes, kept, tier
+        kept[tier] += self.bytes
 
     def __del__(self) -> None:
-        self.kept[self.where] -= self.bytes
+        self.kept[self.tier] -= self.bytes
         if self.file is not None:
             self.file.unlink(missing_ok=True)
 
@@ -81,13 +81,13 @@ class Spool(AbstractContextManager["Spool"]):
         flat = compact.as_strided((compact.numel(),), (1,))
         axes = zip(tensor.shape, compact.shape, compact.stride(), strict=True)
         strides = [stride if size == expanded else 0 for expanded, size, stride in axes]
-        where = "host" if self.kept["host"] + flat.nbytes <= self._host_budget else "disk"
+        tier = "host" if self.kept["host"] + flat.nbytes <= self._host_budget else "disk"
         if flat.is_cuda and self.kept["device"] + flat.nbytes <= self._device_budget:
-            where = "device"
-        file = self._write(flat) if where == "disk" else None
-        if where == "host" and flat.is_cuda:
+            tier = "device"
+        file = self._write(flat) if tier == "disk" else None
+        if tier == "host" and flat.is_cuda:
             flat = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat)
-        return Handle(tensor, strides, flat, file, self.kept, where)
+        return Handle(tensor, strides, flat, file, self.kept, tier)
 
     def get(self, handle: Handle) -> Tensor:
         """Return the tensor as it was given, on the device it came from; it stays kept."""

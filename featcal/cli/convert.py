@@ -43,25 +43,25 @@ def convert(
     if is_open_clip:
         expected = "is not needed: an open_clip folder has both towers"
         require(clip_folder is None, "--clip", clip, expected)
-        both_towers: Any = read_open_clip(source)
+        clip_model: Any = read_open_clip(source)
         preprocess = read_json(source / CONFIG).get("preprocess_cfg") or {}
-        size = both_towers.config.vision_config.image_size
+        size = clip_model.config.vision_config.image_size
         processor = processor_of(preprocess, size, source / CONFIG)
         with atomic_folder(out) as folder:
-            save_model(both_towers, folder, like=source)
+            save_model(clip_model, folder, like=source)
             processor.save_pretrained(folder)
         if not any((out / name).is_file() for name in TOKENIZERS):
             more = "; it has no tokenizer, and featcal evaluate needs CLIP's tokenizer files in it"
     else:
-        both_towers = load_clip(clip_folder or source)
+        clip_model = load_clip(clip_folder or source)
         if clip_folder is not None:  # its vision tower is replaced
             vision = load_vision(source)
-            widths = [part.config.hidden_size for part in (vision, both_towers.vision_model)]
+            widths = [part.config.hidden_size for part in (vision, clip_model.vision_model)]
             if widths[0] != widths[1]:
                 raise TensorsDiffer("vision width", source, widths[0], clip_folder, widths[1])
-            both_towers.vision_model, both_towers.config.vision_config = vision, vision.config
+            clip_model.vision_model, clip_model.config.vision_config = vision, vision.config
         with atomic_folder(out) as folder:  # which replaces models of either form
-            write_open_clip(both_towers, folder, like=clip_folder or source)
+            write_open_clip(clip_model, folder, like=clip_folder or source)
         more = f'; load it: open_clip.create_model("local-dir:{out}")'
     if as_json:
         say_json({"folder": str(out), "form": form})
