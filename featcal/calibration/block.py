@@ -51,7 +51,7 @@ from featcal.models.plan import BlockPlan, Stack, blocks_of
 from featcal.models.streamed import ModelHandle, StreamedModel, in_turn
 from featcal.settings import Calibration
 
-# a task with fewer tokens in one expert of a mixture says too little to count like other tasks
+# a task that sends fewer tokens to an expert of a mixture does not count for that expert
 FEWEST_TOKENS = 32
 
 StudentBlocks = Sequence[tuple[nn.Module, BlockSpec]]
@@ -124,7 +124,7 @@ def calibrate_block(
                 conditioning[number] += bounds
     records = []
     for number, (block, spec) in enumerate(students):
-        if isinstance(models.student, StreamedModel):  # later blocks see it as it is written
+        if isinstance(models.student, StreamedModel):  # later blocks see what the file will hold
             for name, p in block.named_parameters():
                 p.copy_(p.to(models.student.stored[f"{path}.{name}"].dtype))
         results = {}
@@ -187,7 +187,7 @@ def add_task_systems(
         W, b = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d), (o,)
         if expert and moments.expert_tokens[expert] < FEWEST_TOKENS:
             for sums in parts:
-                sums.weight.zero_()  # no share; without any task the anchor is kept
+                sums.weight.zero_()  # does not count; if no task does, the anchor is kept
         affine = affine_of(teacher, site, settings)
         shares = task_halves(parts, W, b, settings.interpolation, settings.task_weights, affine)
         total = systems.sites.get(site)

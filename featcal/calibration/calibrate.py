@@ -30,7 +30,7 @@ from featcal.models.plan import BlockPlan
 from featcal.models.streamed import InMemoryModel, ModelHandle
 from featcal.settings import Calibration, require
 
-# of a GPU's free memory, for features; blocks, sums and one batch at work need the rest
+# share of a GPU's free memory for features; blocks, sums and the current batch need the rest
 GPU_SHARE = 0.25
 LOG = logging.getLogger("featcal")
 
@@ -149,7 +149,7 @@ def calibrate(
                 choice = choose.TOO_FEW
             else:
                 few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
-                if labels:  # those of another width are refused before it computes for long
+                if labels:  # refuses vectors of another width before the long computation
                     named = {t: p for t, p in unseen.items() if t in labels}
                     choose.divergences(models, {choose.MERGED: models.merged}, named, few, labels)
                 choice, before_kl = best_candidate(run, folder, few, unseen, labels)
@@ -218,7 +218,7 @@ def best_candidate(
             names = groups.pop(0)
             try:
                 sweep_solvable(run, [students[name] for name in names], few)
-            except SingularGram:  # one overflows: without it, each of the others is swept alone
+            except SingularGram:  # one overflows: calibrate each alone, drop those that fail
                 failed = {name: students.pop(name) for name in names}
                 if len(failed) > 1:
                     for name, student in failed.items():

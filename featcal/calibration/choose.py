@@ -61,10 +61,10 @@ CANDIDATES = {
 }
 CalibrationOrAuto = Calibration | Literal["auto"]
 MERGED, FINAL = "merged", "calibrated"  # names of the merged model and of the last calibration
-SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
+SCORES_AT_ONCE = 2**24  # scores computed at once, at most: a vocabulary is wide
 CALIBRATED_ON = 32  # samples of a task on which candidates are calibrated
 FEWEST_HELD_OUT, MOST_HELD_OUT = 4, 64  # samples of a task: a quarter, within these bounds
-FEWEST = 2 * FEWEST_HELD_OUT  # samples of a task to choose at all
+FEWEST = 2 * FEWEST_HELD_OUT  # samples that each task needs for a choice
 TOO_FEW = Choice(
     MERGED,
     f"Kept the merged model: choosing and checking settings needs {FEWEST} samples of every "
@@ -172,7 +172,7 @@ def divergences(
                 with naming(task, number), expert.running() as teacher:
                     theirs = answers(teacher, batch, *options)
                     for name, handle in students.items():
-                        with handle.running() as student:  # scores are made when they are compared
+                        with handle.running() as student:  # its head computes scores below
                             ours = answers(student, batch, *options)
                             scores = comparable_scores(ours, theirs)
                             if scores is not None and classes is None:

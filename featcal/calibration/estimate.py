@@ -32,7 +32,7 @@ from featcal.settings import Calibration
 SUM, PRODUCT = 8, 4  # bytes of a value in a sum, and in a product (half precision is widened)
 LIBRARIES = 42 << 20  # bytes of host memory that torch's code takes on its first use; measured
 Students = Sequence[Calibration]  # settings of the models that are calibrated at once
-EVALUATIONS = 7  # of the error of one site, while its λ is searched for
+EVALUATIONS = 7  # of one site's error, in the search for its λ
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class Digest:
 
 
 def check_sum(parameters: Mapping[str, Tensor], record: str) -> str:
-    """Return a digest of a solved block's file, which a full disk or an editor changes."""
+    """Return a digest of a solved block's file, to notice damage and edits."""
     return str(Digest(record, *(part for item in sorted(parameters.items()) for part in item)))
 
 
@@ -203,7 +203,7 @@ def scratch_folder(out: Path, work: Path | None = None) -> Path:
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
-    """Solved blocks in a folder; with a block in it, it stays until `remove`, even on errors."""
+    """Solved blocks in a folder, which stays until `remove` once it holds one, even on errors."""
 
     def __init__(self, path: Path, writes: bool = True):
         self.path, self._blocks, self._writes = path, path / "blocks", writes
@@ -297,7 +297,7 @@ def write_calibrated(
 
 def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
     """Copy the student's folder with solved parameters in place of its own."""
-    checkpoint, written = LazyCheckpoint(student.folder), set[str]()  # of a CLIP both towers
+    checkpoint, written = LazyCheckpoint(student.folder), set[str]()  # both towers of a CLIP
     prefix = student.files.prefix
 
     def rounded() -> Iterator[tuple[str, Tensor]]:

@@ -66,7 +66,7 @@ def compare(
     models, inputs = read_compared(model, base, expert, data, keys.recipe)
     if card:
         for folder in models.values():
-            read_card(folder)  # refuses a folder without one before the work
+            read_card(folder)  # refuses a folder without a card before any work
     recorded = {folder: recorded_draws(folder) for folder in models.values()}
     used = [  # draws of the same rows
         (task, earlier)

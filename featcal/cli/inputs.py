@@ -111,7 +111,7 @@ def model_folder(named_by: str, name: str, near: Path | None = None, weights: bo
 
 
 def named(option: str, pairs: Iterable[str], form: str, find: Callable[..., T]) -> dict[str, T]:
-    """Return `name=value` arguments as what `find` makes of them, without None."""
+    """Return `find(option, value)` of each `name=value` argument by name, without None."""
     values = options.pairs_by_name(option, pairs, form).items()
     return {name: result for name, value in values if (result := find(option, value)) is not None}
 
