@@ -152,7 +152,7 @@ def block_record(
         pairs = [(drift.relative, drift.cosine) for drift in drifts]
         means = [round_digits(sum(values) / len(drifts)) for values in zip(*pairs, strict=True)]
     names = sorted(set().union(*counts))
-    experts = {name: sum(task_counts.get(name, 0) for task_counts in counts) for name in names}
+    experts = {expert: sum(task.get(expert, 0) for task in counts) for expert in names}
     return BlockRecord(name, *means, sum(tokens), round_digits(max(bounds, default=1.0)), experts)
 
 

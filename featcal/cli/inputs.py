@@ -91,8 +91,8 @@ def model_folder(named_by: str, name: str, near: Path | None = None, weights: bo
         folder = Path(os.path.relpath((near / folder).resolve()))
     if folder.is_dir():
         modules_of(folder)  # names an old layout, whose config.json is in a sub-folder
-        folders = (folder, *sorted(each for each in folder.iterdir() if each.is_dir()))
-        models = (each for each in folders if any((each / name).is_file() for name in CONFIGS))
+        folders = (folder, *sorted(inner for inner in folder.iterdir() if inner.is_dir()))
+        models = (path for path in folders if any((path / file).is_file() for file in CONFIGS))
         model = next(models, "no folder in it")
         expected = f"must be a model folder, which has a {CONFIGS[0]}; {model} has one"
         require(model == folder, named_by, str(folder), expected)
