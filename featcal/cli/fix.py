@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from featcal.evaluation.compare import Agreement
 
 HELD_OUT, FEWEST, MOST = 0.25, 4, 64  # share of a task's samples held out, within these bounds
-NEEDED = 12  # samples of a task: those held out, and what the choice of settings needs
+LEAST = 12  # samples of a task: those held out, and what the choice of settings needs
 ERRORS = 2  # standard errors beyond which a difference counts
 BEFORE, AFTER = "before", "after"
 VERDICTS = {"better": "better", "worse": "worse", "same": "not clearly different"}  # in a sentence
 EPILOG = f"""A quarter of each task's samples ({FEWEST} to {MOST}) is held out and used to compare the
 model before and after. The others calibrate it, with settings chosen as by featcal calibrate,
-which the model card lists. Each task needs at least {NEEDED} samples.
+which the model card lists. Each task needs at least {LEAST} samples.
 
 {options.DATA_FORMATS}
 
@@ -61,12 +61,10 @@ def fix(
     draw = keys.draw(DEFAULT_SAMPLES, 42, column=column)
     names = options.classes_named(classes, inputs.data)
     request = Calibrating(inputs, keys, draw, device, names, out, "auto")
-    if short := {task: count for task, count in request.counts.items() if count < NEEDED}:
+    if short := {task: count for task, count in request.counts.items() if count < LEAST}:
         listed = ", ".join(f"{task} has {count}" for task, count in short.items())
         way_out = "featcal calibrate --preset paper calibrates with fewer, without a check"
-        problem = (
-            f"at least {NEEDED} samples of each task are needed to choose settings and compare"
-        )
+        problem = f"at least {LEAST} samples of each task are needed to choose settings and compare"
         raise BadData("--data", f"{problem}; {listed}", "give more samples, or", way_out)
     for folder in (inputs.merged, *inputs.experts.values()):
         Sentences.of_folder(folder)  # refuses modules that cannot be compared afterwards
@@ -87,9 +85,7 @@ def fix(
     except KeyboardInterrupt:
         note(f"{out} is complete, but not compared with {inputs.merged}: see featcal compare")
         raise
-    add_agreements(
-        out, inputs, keys.split, [agreement for agreement in agreements if agreement.model == AFTER]
-    )
+    add_agreements(out, inputs, keys.split, [a for a in agreements if a.model == AFTER])
     rows = [verdict(*pair) for pair in zip(agreements[::2], agreements[1::2], strict=True)]
     choice = result.choice
     if as_json:
