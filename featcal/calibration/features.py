@@ -145,7 +145,8 @@ def open_models(
             listed = ", ".join([*handle.ignored[:4], *more])
             LOG.warning(f"{name}: {loaded.__name__} has no {listed}: not used")
     used = Calibration() if settings == "auto" else settings
-    for stack in plan.stacks if used.norm else ():
+    checked = plan.stacks if used.norm else ()
+    for stack in checked:
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
             norms = map(block.get_submodule, solved_modules(block)[1])
             if other := next((norm for norm in norms if not is_solvable_norm(norm)), None):
