@@ -150,7 +150,7 @@ class Results:
                 if tasks.setdefault((side.get("role"), side.get("pool")), names) != names:
                     return None
             parts.append((weight, rows))
-        total = sum(weight * mean_of(rows, measure) for weight, rows in parts)
+        total = sum(weight * float(np.mean(seed_means(rows, measure))) for weight, rows in parts)
         images = image_part(parts, measure)
         spreads = [(weight, seed_part(rows, measure)) for weight, rows in parts]
         seeds = sum(weight**2 * (spread or 0) for weight, spread in spreads)
@@ -297,12 +297,12 @@ def by_value(rows, column, measure) -> dict:
     return values
 
 
-def mean_of(rows, measure):
-    return float(np.mean([np.mean(values) for values in by_value(rows, "seed", measure).values()]))
+def seed_means(rows, measure):
+    return [np.mean(values) for values in by_value(rows, "seed", measure).values()]
 
 
 def seed_part(rows, measure):
-    means = [np.mean(values) for values in by_value(rows, "seed", measure).values()]
+    means = seed_means(rows, measure)
     return float(np.var(means, ddof=1)) / len(means) if len(means) > 1 else None
 
 

@@ -146,10 +146,6 @@ def _science(i: int) -> dict[str, Any]:
     return told | {"choices": choices, "answerKey": "ABCD"[i % 4]}
 
 
-def _sum(i: int) -> dict[str, Any]:
-    return {"question": f"What is {i} + {i}?", "answer": f"It is {i} + {i}.\n#### {2 * i}"}
-
-
 def _parts(configs: tuple[str, ...], splits: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{config}/{split}{PART}" for config in configs for split in splits)
 
@@ -157,7 +153,10 @@ def _parts(configs: tuple[str, ...], splits: tuple[str, ...]) -> tuple[str, ...]
 Rows = Callable[[int], dict[str, Any]]
 TESTS: dict[str, tuple[tuple[str, ...], Rows]] = {
     "HuggingFaceH4/MATH-500": (("test.jsonl",), _math),
-    "openai/gsm8k": (_parts(("main", "socratic"), ("train", "test")), _sum),
+    "openai/gsm8k": (
+        _parts(("main", "socratic"), ("train", "test")),
+        lambda i: {"question": f"What is {i} + {i}?", "answer": f"It is {i} + {i}.\n#### {2 * i}"},
+    ),
     "evalplus/humanevalplus": ((f"data/test{PART}",), _program),
     "evalplus/mbppplus": ((f"data/test{PART}",), _task),
     "google/IFEval": (("ifeval_input_data.jsonl",), _instruction),

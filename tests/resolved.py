@@ -24,7 +24,10 @@ def resolved() -> networkx.DiGraph:
         names, root = {file.name for file in SETTINGS}, Path(work).resolve()
         for stage in repo.index.graph:
             reads = [dep.params for dep in stage.params if Path(dep.def_path).name in names]
-            file, *paths = (str(Path(path).resolve().relative_to(root)) for path in _paths(stage))
+            ends = (end.fs_path for end in [*stage.outs, *stage.deps])
+            file, *paths = (
+                str(Path(path).resolve().relative_to(root)) for path in (stage.path, *ends)
+            )
             count = len(stage.outs)
             about = {"cmd": stage.cmd, "reads": tuple(sum(map(list, reads), [])), "file": file}
             about |= {"outs": set(paths[:count]), "deps": set(paths[count:])}
@@ -38,11 +41,6 @@ def stages_of_dvc_repro() -> set[str]:
     graph = resolved()
     own = [name for name, file in graph.nodes.data("file") if file == "dvc.yaml"]
     return set(own).union(*(networkx.descendants(graph, name) for name in own))
-
-
-def _paths(stage: Any) -> list[str]:
-    """Return the file that defines a stage, its outputs and its dependencies."""
-    return [stage.path, *(out.fs_path for out in stage.outs), *(dep.fs_path for dep in stage.deps)]
 
 
 def laid_out(folder: Path) -> Path:

@@ -132,18 +132,15 @@ def every_token_is(value):
     return lambda module, last, shape: torch.full(shape, value)
 
 
-def another_base(given):
-    """The files of the folder keep their sizes."""
-    save_model(tiny.shifted(experiment()["base"], 3, 1e-3), given["base"])
-
-
 CHANGES = {
     "model": lambda run: run["experts"].update(dtd=tiny.shifted(run["experts"]["dtd"], 5, 1e-3)),
     "batches": lambda run: run["batches"].update(svhn=images(7, dtype=torch.float32)),
     "settings": lambda run: run.update(settings=PAPER.but(ridge=0.06)),
     "token_weights": lambda run: run.update(token_weights=lambda m, last, shape: torch.ones(shape)),
     "not wanted": lambda run: run.update(resume=False),
-    "weights of a folder": another_base,
+    "weights of a folder": lambda given: save_model(  # its files keep their sizes
+        tiny.shifted(experiment()["base"], 3, 1e-3), given["base"]
+    ),
     "captured by token_weights": lambda run: run.update(token_weights=every_token_is(2.0)),
     # as of rotations, of which no parameter tells
     "config": lambda run: setattr(run["base"].config, "attention_dropout", 0.5),

@@ -77,7 +77,6 @@ def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project,
 
 
 def write_nothing(*arguments):
-    """Write an empty base and empty heads."""
     (arguments[-1] / "base").mkdir(parents=True)
     (arguments[-1] / "heads.safetensors").touch()
 

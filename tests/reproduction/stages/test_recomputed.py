@@ -91,7 +91,6 @@ def read(settings: dict[str, Any]) -> Experiments:
 
 
 def by_section(loaded: Experiments) -> dict[tuple[str, str], Any]:
-    """Return every run by section and key."""
     names = ("merge", "calibrate", "adapt", "multitask", "measure")
     sections = {name: getattr(loaded, name) for name in names} | dict(loaded.studies)
     return {(name, key): run for name, runs in sections.items() for key, run in runs.items()}
@@ -99,7 +98,6 @@ def by_section(loaded: Experiments) -> dict[tuple[str, str], Any]:
 
 @cache
 def runs_of() -> dict[tuple[str, str], Any]:
-    """Return every run of params.yaml."""
     return by_section(read(SETTINGS))
 
 
