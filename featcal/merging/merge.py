@@ -17,7 +17,7 @@ from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 from featcal import __version__, card
 from featcal.errors import FeatCalError, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, read_json, require_apart, write_json
-from featcal.merging import sources as of_models
+from featcal.merging import sources
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
@@ -55,28 +55,23 @@ def merge(
         base, experts: modules or checkpoint folders, experts by task name or in a list. Folders
             are read tensor by tensor. A LoRA folder is an expert too: base plus adapter. Of a
             CLIPModel as base of CLIPVisionModel experts only the vision tower is used.
-        out: a folder to write instead of returning a module, with a model card, and merge.json
-            if the method keeps a record.
-        batches: for methods that need data: per task an iterable of keyword dictionaries for the
-            model's forward.
+        out: a folder to write instead, with a model card and, if the method has one, its record.
+        batches: for methods that need data: by task, mappings of the model's keyword arguments.
         head: for adamerging, fisher and gradient_matching: a heads.safetensors, or its tensors:
             visual_projection (p, h), logit_scale (), head/<task> (classes, p).
-        embeddings: "merge", or "base" to keep the base's token embeddings, for experts with other
-            vocabularies.
+        embeddings: "merge", or "base" to keep the base's token embeddings.
         device: to compute on.
         progress: called with one line per finished piece.
-        n_jobs: for adamerging, the number of batches computed in parallel, each by its own thread
-            and model; the result is bit-identical.
+        n_jobs: batches that adamerging computes in parallel; the result is bit-identical.
         settings: the method's own, such as scale=0.3. Default: the paper's.
 
     Returns: the merged module, or the path `out`.
-    Raises: UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit;
-        NotFinite; Diverged; DiskFull.
+    Raises: UnknownKey, BadSetting; MissingTensor, TensorsDiffer; NotFinite; Diverged; DiskFull.
     """
-    given: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings}
-    given |= {"device": device, "progress": progress, "n_jobs": n_jobs}
+    arguments: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings}
+    arguments |= {"device": device, "progress": progress, "n_jobs": n_jobs}
     with nullcontext() if out is None else claimed(out):
-        opened = open_merge(method, base, experts, **given, **settings)
+        opened = open_merge(method, base, experts, **arguments, **settings)
         if out is not None:
             require_apart("merge.out", out, (base, head, *opened.experts.values()))
             load.require_replaceable(Path(out))
@@ -96,11 +91,11 @@ class Form:
     @classmethod
     def of(cls, base: Model, experts: Mapping[str, Model]) -> "Form":
         """Open the base; of CLIPModels the vision tower, if others are CLIPVisionModels."""
-        whole = [base, *(expert for expert in experts.values() if not is_adapter(expert))]
-        part = load.VISION if {*map(class_of, whole)} == {*load.CLIP_CLASSES} else None
+        models = [base, *(expert for expert in experts.values() if not is_adapter(expert))]
+        part = load.VISION if {*map(class_of, models)} == {*load.CLIP_CLASSES} else None
         if isinstance(base, CLIPModel) and part:
             base = base.get_submodule(part)
-        return cls(base, part, of_models.source(base, "base", part))
+        return cls(base, part, sources.source(base, "base", part))
 
     @property
     def architecture(self) -> str:
@@ -114,15 +109,15 @@ class Form:
         else:
             module = load.load_vision(self.model) if self.part else load.load_model(self.model)
         for name in self.untied:
-            path, _, own = name.rpartition(".")
+            path, _, attribute = name.rpartition(".")
             table = nn.Parameter(module.get_parameter(name).detach().clone())
-            setattr(module.get_submodule(path), own, table)
+            setattr(module.get_submodule(path), attribute, table)
             module.config = untied_config(module.config)
-        own = {name: tensor.dtype for name, tensor in module.state_dict().items()}
-        both = [(own[name], each.dtype) for name, each in self.merged.items() if name in own]
-        if all(torch.promote_types(narrow, kind) == narrow for narrow, kind in both):
+        dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
+        pairs = [(dtypes[name], t.dtype) for name, t in self.merged.items() if name in dtypes]
+        if all(torch.promote_types(dtype, merged) == dtype for dtype, merged in pairs):
             return module
-        return module.to(reduce(torch.promote_types, chain.from_iterable(both)))
+        return module.to(reduce(torch.promote_types, chain.from_iterable(pairs)))
 
     @torch.no_grad()
     def result(
@@ -133,7 +128,7 @@ class Form:
     ) -> nn.Module | Path:
         """Return a module with these tensors, or write a folder, which `complete` adds files to."""
         stored = self.source if isinstance(self.source, ModelCheckpoint) else None
-        size = sum(each.nbytes for each in self.source.tensors.values())
+        size = sum(tensor.nbytes for tensor in self.source.tensors.values())
         if out is None:
             module = self.module()
             state = module.state_dict()
@@ -147,8 +142,8 @@ class Form:
             require(config is not None, "merge.out", str(out), expected)
         else:
             like = self.model
-            named = read_json(Path(like) / "config.json").get("model_type")  # not before 2020
-            kind: Any = AutoConfig if named else class_of(like).config_class
+            model_type = read_json(Path(like) / "config.json").get("model_type")  # not before 2020
+            kind: Any = AutoConfig if model_type else class_of(like).config_class
             config = kind.from_pretrained(like, local_files_only=True)
         tensors = iter(stored.to_files(tensors)) if stored else tensors
         first = next(tensors)  # checks run here, before a folder is made
@@ -163,19 +158,19 @@ class Form:
 
 @dataclass(frozen=True)
 class OpenedMerge:
-    """One merge, opened and checked before anything is computed; `kept` tensors stay the base's."""
+    """One merge, opened and checked before anything is computed."""
 
     method: Method
     settings: dict[str, Any]
     job: MergeJob
-    kept: Tensors
+    unmerged: Tensors  # which stay the base's
     form: Form
     experts: Mapping[str, Model]
 
     def run(self) -> NamedTensors:
         """Yield the merged tensors, or task vectors of a scaled method."""
-        own = {k: v for k, v in self.settings.items() if k != "scale" or not self.method.scaled}
-        return self.method.run(self.job, **own)
+        used = {k: v for k, v in self.settings.items() if k != "scale" or not self.method.scaled}
+        return self.method.run(self.job, **used)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -212,15 +207,15 @@ class OpenedMerge:
             method=" ".join([about, *modules]).strip(),
             class_name=class_name,
         )
-        made = {"method": name, "settings": self.settings}
-        made |= card.models_record(base, experts, out)
+        record = {"method": name, "settings": self.settings}
+        record |= card.models_record(base, experts, out)
 
         def complete(folder: Path) -> None:
             if not isinstance(base, nn.Module):
                 merge_modules(Path(base), folders, folder)
-            if record := self.record:
-                write_json(folder / "merge.json", record)
-            write_json(folder / card.RECORD, made)
+            if merge_record := self.record:
+                write_json(folder / "merge.json", merge_record)
+            write_json(folder / card.RECORD, record)
             card.write_card(folder, text)
 
         return self.form.result(tensors, out, complete)
@@ -233,8 +228,8 @@ class OpenedMerge:
             for expert in job.experts.values():
                 same = torch.equal(counter, expert[name].finite())
                 if not (same or name.endswith("num_batches_tracked")):  # no answer depends on it
-                    ours, theirs = job.base[name].file, expert[name].file
-                    raise TensorsDiffer(name, ours, "one value", theirs, "another")
+                    base_file, expert_file = job.base[name].file, expert[name].file
+                    raise TensorsDiffer(name, base_file, "one value", expert_file, "another")
             yield name, counter
         for name, tensor in merged:
             if self.method.scaled:
@@ -248,8 +243,8 @@ class OpenedMerge:
                 wider = "give models in float32, whose range is wider"
                 raise FeatCalError(name, problem, lower, wider)
             yield name, tensor
-        for name, each in self.kept.items():
-            yield name, each.finite()
+        for name, lazy in self.unmerged.items():
+            yield name, lazy.finite()
 
 
 def open_merge(
@@ -268,70 +263,73 @@ def open_merge(
     """Open and check the merge that `merge` is asked for. Raises: as `merge`."""
     entry, checked_settings = method_named(method), settings_of(method, settings)
     entry.check_needs({"batches": batches, "head": head})
-    known = embeddings in ("merge", "base")
-    require(known, "merge.embeddings", embeddings, "must be merge or base")
+    valid = embeddings in ("merge", "base")
+    require(valid, "merge.embeddings", embeddings, "must be merge or base")
     require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
     progress = progress or (lambda line: None)
-    listed = isinstance(experts, Mapping | Sequence) and not isinstance(experts, str)
-    require(listed, "merge.experts", type(experts).__name__, "must be a dictionary or a list")
+    valid = isinstance(experts, Mapping | Sequence) and not isinstance(experts, str)
+    require(valid, "merge.experts", type(experts).__name__, "must be a dictionary or a list")
     require(len(experts) > 0, "merge.experts", experts, "must hold at least one expert")
     if not isinstance(experts, Mapping):
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
     experts = {task: unwrapped(expert) for task, expert in experts.items()}
     form = Form.of(without_adapters(base), experts)
-    origin = form.source
-    sources = of_models.expert_sources(experts, form.model, origin, form.part)
+    # by task, the base under ""
+    opened = {"": form.source}
+    opened |= sources.expert_sources(experts, form.model, form.source, form.part)
     configs = {}
-    for label, each in {"base": origin, **{f"expert {t!r}": e for t, e in sources.items()}}.items():
-        folder = f" ({each.files.folder})" if isinstance(each, ModelCheckpoint) else ""
-        configs[label + folder] = getattr(each.module, "config", None)
+    for task, model in opened.items():
+        label = f"expert {task!r}" if task else "base"
+        folder = f" ({model.files.folder})" if isinstance(model, ModelCheckpoint) else ""
+        configs[label + folder] = getattr(model.module, "config", None)
     require_same_configs(configs)
-    labels = {tuple((getattr(each, "id2label", None) or {}).values()) for each in configs.values()}
-    named = [names for names in labels if names and not str(names[0]).startswith("LABEL_")]
-    if len({len(names) for names in named}) < len(named):
-        progress(f"labels differ ({'; '.join(map(str, named))}): heads are merged row by row")
-    untied = of_models.part_ties(origin, {task: each.tensors for task, each in sources.items()})
-    # by task (the base "") the tensors that a model's class and another model lack
-    models = {"": origin, **sources}.items()
-    heads = {task: {name for name, _ in getattr(one, "surplus", ())} for task, one in models}
-    heads = {task: own - set.intersection(*heads.values()) for task, own in heads.items()}
+    labels = {tuple((getattr(c, "id2label", None) or {}).values()) for c in configs.values()}
+    heads = [names for names in labels if names and not str(names[0]).startswith("LABEL_")]
+    if len({len(names) for names in heads}) < len(heads):
+        progress(f"labels differ ({'; '.join(map(str, heads))}): heads are merged row by row")
+    untied = sources.untied_names(form.source, [opened[task].tensors for task in experts])
+    # the tensors of each model that its class and another model lack
+    surplus = {task: {n for n, _ in getattr(m, "surplus", ())} for task, m in opened.items()}
+    in_all = set.intersection(*surplus.values())
+    head_names = {task: names - in_all for task, names in surplus.items()}
 
-    def of_class(task: str, tensors: Tensors) -> Tensors:
-        more = {name: tensors[own] for name, own in untied.items() if own in tensors}
-        own = {name: each for name, each in tensors.items() if name not in heads[task]}
-        return dict(sorted({**more, **own}.items()))
+    def without_head(task: str) -> Tensors:
+        tensors = opened[task].tensors
+        copies = {name: tensors[tied] for name, tied in untied.items() if tied in tensors}
+        shared = {name: t for name, t in tensors.items() if name not in head_names[task]}
+        return dict(sorted({**copies, **shared}.items()))
 
-    theirs = {task: of_class(task, each.tensors) for task, each in sources.items()}
-    ours = of_class("", origin.tensors)
-    theirs, hidden = of_models.align(ours, theirs, form.model, experts, progress)
-    ours, theirs = of_models.in_one_precision(ours, theirs, progress)
-    form = replace(form, untied=untied, merged=ours)
+    base_tensors = without_head("")
+    tensors = {task: without_head(task) for task in sorted(experts)}
+    tensors, unmerged = sources.align(base_tensors, tensors, form.model, experts, progress)
+    base_tensors, tensors = sources.in_one_precision(base_tensors, tensors, progress)
+    form = replace(form, untied=untied, merged=base_tensors)
     if embeddings == "base":
-        everything = (origin.tensors, *theirs.values())
-        hidden |= {name for each in everything for name in each if is_vocabulary(name)}
+        names = {*form.source.tensors}.union(*tensors.values())
+        unmerged |= {name for name in names if is_vocabulary(name)}
 
-    def shown(tensors: Tensors) -> Tensors:
-        return {name: each for name, each in tensors.items() if name not in hidden}
+    def to_merge(model: Tensors) -> Tensors:
+        return {name: tensor for name, tensor in model.items() if name not in unmerged}
 
     job = MergeJob(
-        base=shown(ours),
-        experts={task: shown(expert) for task, expert in theirs.items()},
+        base=to_merge(base_tensors),
+        experts={task: to_merge(expert) for task, expert in tensors.items()},
         structure=form.module,
         batches=batches or {},
-        head=read_head(head, theirs) if head is not None else {},
+        head=read_head(head, tensors) if head is not None else {},
         device=load.torch_device(device),
         progress=progress,
         n_jobs=n_jobs,
     )
-    of_models.require_alike(job.base, job.experts)
-    for task in theirs:
-        of_models.report_head(task, heads[task], progress)
-    for each in (origin, *sources.values()):  # transformers would draw what is missing anew
-        if isinstance(each, ModelCheckpoint):
-            each.require_complete(heads=True, more=True)
-    kept = {name: ours[name] for name in sorted(hidden) if name in ours}
-    kept |= {name: origin.tensors[name] for name in sorted(heads[""])}
-    return OpenedMerge(entry, checked_settings, job, kept, form, experts)
+    sources.require_alike(job.base, job.experts)
+    for task in tensors:
+        sources.report_head(task, head_names[task], progress)
+    for model in opened.values():  # transformers would initialise missing tensors at random
+        if isinstance(model, ModelCheckpoint):
+            model.require_complete(heads=True, surplus=True)
+    from_base = {name: base_tensors[name] for name in sorted(unmerged) if name in base_tensors}
+    from_base |= {name: form.source.tensors[name] for name in sorted(head_names[""])}
+    return OpenedMerge(entry, checked_settings, job, from_base, form, experts)
 
 
 def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """The registry of merging methods.
 
-A method is a function under `@method` in a file in featcal/merging/methods/. Its parameters after
-the job are its settings.
+A method is a function under `@method` in featcal/merging/methods/; its settings are its parameters.
 """
 
 from __future__ import annotations  # listing methods loads no torch
@@ -50,7 +49,7 @@ class MergeJob:
     @property
     def names(self) -> list[str]:
         """Return the names of the tensors to merge: floating point only, no counters."""
-        return [name for name, each in self.base.items() if each.dtype.is_floating_point]
+        return [name for name, tensor in self.base.items() if tensor.dtype.is_floating_point]
 
     def read(self, name: str) -> tuple[Tensor, list[Tensor]]:
         """Return one tensor of the base and of every expert, on the device."""
@@ -70,14 +69,14 @@ class Method:
     scaled: bool = False  # `run` yields task vectors τ in float64 for θ₀ + scale · τ
     note: str = ""  # a remark that belongs to its results
 
-    def check_needs(self, given: Mapping[str, object]) -> None:
+    def check_needs(self, arguments: Mapping[str, object]) -> None:
         """Raise FeatCalError unless batches and head are given exactly if the method uses them."""
-        for key, what in NEEDS.items():
-            needed, there = key in self.needs, given[key] is not None
-            expected = f"must be given: {self.name} needs {what} of every task"
-            require(there or not needed, f"merge.{key}", None, expected)
-            if there and not needed:
-                raise FeatCalError(f"merge.{key}", f"{self.name} uses no {what}", "leave it out")
+        for key, data in NEEDS.items():
+            needed, given = key in self.needs, arguments[key] is not None
+            expected = f"must be given: {self.name} needs {data} of every task"
+            require(given or not needed, f"merge.{key}", None, expected)
+            if given and not needed:
+                raise FeatCalError(f"merge.{key}", f"{self.name} uses no {data}", "leave it out")
 
 
 METHODS: dict[str, Method] = {}  # the methods loaded so far
@@ -108,7 +107,7 @@ def _definitions() -> dict[str, tuple[str, ast.FunctionDef]]:
     for file in Path(methods.__path__[0]).glob("*.py"):
         for node in ast.parse(file.read_text("utf-8")).body:
             decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else ()
-            if any(ast.unparse(each).startswith("method(") for each in decorators):
+            if any(ast.unparse(call).startswith("method(") for call in decorators):
                 definitions[node.name] = file.stem, node
     return definitions
 
@@ -127,10 +126,10 @@ def method_named(name: object, section: str = "merge") -> Method:
     return METHODS[name]
 
 
-def settings_of(name: object, given: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+def settings_of(name: object, values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     """Check a method's settings, named `section`, and fill in defaults. Raises: BadSetting."""
     settings = method_named(name, section or "merge").settings
-    return dict(settings.from_mapping(given, section or f"merge.{name}"))
+    return dict(settings.from_mapping(values, section or f"merge.{name}"))
 
 
 def methods_table() -> list[tuple[str, str, str]]:
@@ -139,11 +138,13 @@ def methods_table() -> list[tuple[str, str, str]]:
     for name, (_, function) in sorted(_definitions().items()):
         (call,) = function.decorator_list
         assert isinstance(call, ast.Call)
-        given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        own = zip(function.args.args[1:], function.args.defaults, strict=True)
-        shown = [(key.arg, ast.unparse(value).lower().strip("'")) for key, value in own]
-        settings = [f"{key}={value}" for key, value in shown]
-        settings += [f"scale={given['scale']}"] if given.get("scale") is not None else []
-        needs = "".join(f"; needs {key}" for key in given.get("needs", ()))
-        rows.append((name, ", ".join(settings), given["source"] + needs))
+        registered = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        settings = []
+        for key, default in zip(function.args.args[1:], function.args.defaults, strict=True):
+            value = ast.unparse(default).lower().strip("'")
+            settings.append(f"{key.arg}={value}")
+        if registered.get("scale") is not None:
+            settings.append(f"scale={registered['scale']}")
+        needs = "".join(f"; needs {key}" for key in registered.get("needs", ()))
+        rows.append((name, ", ".join(settings), registered["source"] + needs))
     return rows

@@ -1,6 +1,7 @@
 """Models as merging reads them: tensors by name, aligned with the base's vocabulary and heads."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -47,10 +48,10 @@ class ModuleSource:
         state = load.untied(plain)
         if isinstance(like, ModelCheckpoint):
             state = like.from_module(state)
-        narrow = next(module.parameters()).dtype if plain is not module else None
+        adapted = next(module.parameters()).dtype if plain is not module else None
         self.tensors: dict[str, LazyTensor] = {}
         for name, tensor in sorted(state.items()):
-            dtype = narrow if narrow and tensor.dtype == torch.float64 else tensor.dtype
+            dtype = adapted if adapted and tensor.dtype == torch.float64 else tensor.dtype
             kind, shape = str(dtype).removeprefix("torch."), tuple(tensor.shape)
             self.tensors[name] = LazyTensor(name, label, kind, shape, tensor.detach().cpu)
 
@@ -67,35 +68,34 @@ def source(model: Model, label: str, part: str | None = None, like: Source | Non
 
 
 def adapter_source(folder: str | Path, base: Model, like: Source, part: str | None) -> Source:
-    """Open a folder of an adapter, added to the base by peft in float64 where it has one.
-
-    The dense tensors are mapped from a removed file: one dense model at a time is in memory.
-    """
+    """Open a folder of an adapter, added to the base by peft in float64 where it has one."""
     dense = dense_model(base, folder, torch.float64, load.load_vision if part else load.load_model)
     opened = ModuleSource(dense, Path(folder) / WEIGHTS, like)
+    # map the tensors from a removed file, to have one dense model at a time in memory
     with TemporaryDirectory(prefix="featcal-lora-") as scratch:
         file = Path(scratch) / SINGLE
-        save_file({name: each.read().contiguous() for name, each in opened.tensors.items()}, file)
+        save_file({name: t.read().contiguous() for name, t in opened.tensors.items()}, file)
         mapped = load_file(file)
     # a table for a head that the base ties is like the base's
-    tables = [each for name, each in like.tensors.items() if is_vocabulary(name)]
-    for name, each in opened.tensors.items():
+    tables = [tensor for name, tensor in like.tensors.items() if is_vocabulary(name)]
+    for name, tensor in opened.tensors.items():
         kind = like.tensors[name].kind if name in like.tensors else tables[0].kind
-        opened.tensors[name] = replace(each, kind=kind, read=mapped[name].cpu)
+        opened.tensors[name] = replace(tensor, kind=kind, read=mapped[name].cpu)
     opened.module = like.module
     return opened
 
 
 def expert_sources(
-    experts: Mapping[str, Model], base: Model, origin: Source, part: str | None
+    experts: Mapping[str, Model], base: Model, base_source: Source, part: str | None
 ) -> dict[str, Source]:
-    """Open every expert, sorted by task; `origin` is the opened base."""
-    return {
-        task: adapter_source(expert, base, origin, part)  # type: ignore[arg-type]
-        if is_adapter(expert := experts[task])
-        else source(expert, f"expert {task!r}", part, origin)
-        for task in sorted(experts)
-    }
+    """Open every expert, sorted by task."""
+    opened = dict[str, Source]()
+    for task, expert in sorted(experts.items()):
+        if is_adapter(expert):
+            opened[task] = adapter_source(expert, base, base_source, part)  # type: ignore[arg-type]
+        else:
+            opened[task] = source(expert, f"expert {task!r}", part, base_source)
+    return opened
 
 
 def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
@@ -105,11 +105,11 @@ def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
             if missing := sorted(has.keys() - lacks.keys()):
                 file, other = next(iter(lacks.values())).file, has[missing[0]].file
                 raise MissingTensor(f"{file} (compared with {other})", missing[0], lacks)
-        for name, ours in base.items():
-            theirs = expert[name]
-            for this, that in ((ours.shape, theirs.shape), (ours.dtype, theirs.dtype)):
+        for name, tensor in base.items():
+            other = expert[name]
+            for this, that in ((tensor.shape, other.shape), (tensor.dtype, other.dtype)):
                 if this != that:
-                    raise TensorsDiffer(name, ours.file, this, theirs.file, that)
+                    raise TensorsDiffer(name, tensor.file, this, other.file, that)
 
 
 def in_one_precision(
@@ -118,16 +118,16 @@ def in_one_precision(
     """Return base and experts with every tensor in the widest precision in which one stores it."""
     wide = {}
     for name in base:
-        kinds = {each[name].dtype for each in (base, *experts.values()) if name in each}
-        if len(kinds) > 1 and all(k.is_floating_point and k.itemsize > 1 for k in kinds):
-            wide[name] = reduce(torch.promote_types, kinds)
+        dtypes = {model[name].dtype for model in (base, *experts.values()) if name in model}
+        if len(dtypes) > 1 and all(d.is_floating_point and d.itemsize > 1 for d in dtypes):
+            wide[name] = reduce(torch.promote_types, dtypes)
 
     def widened(tensors: Tensors) -> Tensors:
         return {n: in_precision(t, wide[n]) if n in wide else t for n, t in tensors.items()}
 
     if wide:
-        written = " and ".join(sorted({str(kind).removeprefix("torch.") for kind in wide.values()}))
-        progress(f"models are stored in several precisions; they are merged in {written}")
+        used = " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in wide.values()}))
+        progress(f"models are stored in several precisions; they are merged in {used}")
     return widened(base), {task: widened(expert) for task, expert in experts.items()}
 
 
@@ -135,24 +135,21 @@ def in_precision(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
     """Return a tensor that is read in a precision, or in its own where that is wider."""
 
     def read() -> Tensor:
-        own = tensor.read()
-        return own.to(torch.promote_types(own.dtype, dtype))
+        stored = tensor.read()
+        return stored.to(torch.promote_types(stored.dtype, dtype))
 
     return replace(tensor, kind=str(dtype).removeprefix("torch."), read=read)
 
 
-def part_ties(base: Source, experts: Mapping[str, Tensors]) -> dict[str, str]:
-    """Return the tensors that the base ties and an expert does not, each with its name in the base.
-
-    Only a language model's table and head: tie_word_embeddings unties no others.
-    """
+def untied_names(base: Source, experts: Sequence[Tensors]) -> dict[str, str]:
+    """Return the tensors that the base ties and an expert does not, each with its name in the base."""
     untied = {}
     for names in base.ties:
-        kept = [name for name in names if name in base.tensors]
-        if len(names) == 2 and len(kept) == 1:
-            (other,) = set(names) - set(kept)
-            if any(other in expert for expert in experts.values()):
-                untied[other] = kept[0]
+        in_base = [name for name in names if name in base.tensors]
+        if len(names) == 2 and len(in_base) == 1:  # tie_word_embeddings unties only table and head
+            (other,) = set(names) - set(in_base)
+            if any(other in expert for expert in experts):
+                untied[other] = in_base[0]
     return untied
 
 
@@ -168,65 +165,71 @@ def align(
     Embedding rows are matched by token; a token that an expert lacks keeps the base's row. Tensors
     outside the shared tower, such as other classifiers, stay the base's.
     """
-    ours = class_of(base_model)
+    base_class = class_of(base_model)
     # an adapter has the base's tensors
-    kinds = {task: ours if is_adapter(m) else class_of(m) for task, m in models.items()}
-    named = {"base": ours} | {f"expert {task!r}": kind for task, kind in kinds.items()}
-    streamed.require_one_family(named)
-    aligned, kept = dict(experts), set[str]()
-    tower, names = tower_prefix(ours, base), set(base)
-    counts = {each.shape[0] for name, each in base.items() if is_vocabulary(name)}
-    tokens = vocabularies(base_model, models, max(counts, default=0), progress)
+    classes = {task: base_class if is_adapter(m) else class_of(m) for task, m in models.items()}
+    labelled = {f"expert {task!r}": expert_class for task, expert_class in classes.items()}
+    streamed.require_one_family({"base": base_class, **labelled})
+    aligned, unmerged = dict(experts), set[str]()
+    tower, names = tower_prefix(base_class, base), set(base)
+    sizes = {tensor.shape[0] for name, tensor in base.items() if is_vocabulary(name)}
+    tokens = vocabularies(base_model, models, max(sizes, default=0), progress)
     for task, expert in experts.items():
-        prefix = tower_prefix(kinds[task], expert)
-        known = match_names(base, expert, tower, prefix, kinds[task] is ours)
-        if known is None:
+        expert_tower, same = tower_prefix(classes[task], expert), classes[task] is base_class
+        expert_names = match_names(base, expert, tower, expert_tower, same)
+        if expert_names is None:
             continue
-        rows, shared = {}, dict(known)
-        for name, theirs in known.items():
-            here, there = base[name].shape, expert[theirs].shape
+        rows, shared = {}, dict(expert_names)
+        for name, expert_name in expert_names.items():
+            shape, expert_shape = base[name].shape, expert[expert_name].shape
             # a table has one row per token: by its name, or a head's by its number of rows
-            alike = len(here) == len(there) > 0 and here[1:] == there[1:]
-            of_head = alike and here[0] in counts and "embed" not in name and "prediction" in name
+            alike = len(shape) == len(expert_shape) > 0 and shape[1:] == expert_shape[1:]
+            of_head = alike and shape[0] in sizes and "embed" not in name and "prediction" in name
             if alike and (is_vocabulary(name) or of_head):
-                matched = match_rows(here[0], there[0], tokens.get("", {}), tokens.get(task, {}))
-                if here != there or not torch.equal(matched, torch.arange(here[0])):
+                vocabulary, expert_vocabulary = tokens.get("", {}), tokens.get(task, {})
+                matched = match_rows(shape[0], expert_shape[0], vocabulary, expert_vocabulary)
+                if shape != expert_shape or not torch.equal(matched, torch.arange(shape[0])):
                     rows[name] = matched
-            elif here != there and is_outside(name, tower):
+            elif shape != expert_shape and is_outside(name, tower):
                 del shared[name]
         if names == set(expert) and shared == {name: name for name in names} and not rows:
             continue
-        kept |= names - set(shared)
-        aligned[task] = {name: expert[theirs] for name, theirs in sorted(shared.items())}
+        unmerged |= names - set(shared)
+        aligned[task] = {name: expert[in_expert] for name, in_expert in sorted(shared.items())}
         for name, matched in rows.items():
-            aligned[task][name] = with_base_rows(base[name], expert[known[name]], matched)
+            aligned[task][name] = with_base_rows(base[name], expert[expert_names[name]], matched)
         report_head(task, set(expert) - set(shared.values()), progress)
-        for name in list(rows)[:1]:
-            matches, there = int((rows[name] >= 0).sum()), expert[known[name]].shape[0]
-            here = base[name].shape[0]
-            progress(f"{task}: {matches} of its {there} embedding rows match the base's {here}")
-    return aligned, frozenset(kept)
+        if rows:
+            name, matched = next(iter(rows.items()))
+            count, matches = expert[expert_names[name]].shape[0], int((matched >= 0).sum())
+            share = f"{matches} of its {count} embedding rows"
+            progress(f"{task}: {share} match the base's {len(matched)}")
+    return aligned, frozenset(unmerged)
 
 
 def report_head(task: str, names: set[str], progress: Callable[[str], None]) -> None:
     """Report an expert's tensors that are not merged, if there are any."""
-    listed = f"{', '.join(sorted(names)[:LISTED])}{', ...' * (len(names) > LISTED)}"
+    listed = sorted(names)[:LISTED]
+    if len(names) > LISTED:
+        listed.append("...")
     if names:
-        progress(f"{task}: its own head is not merged ({listed})")
+        progress(f"{task}: its own head is not merged ({', '.join(listed)})")
 
 
 def match_names(
-    base: Tensors, expert: Tensors, tower: str, theirs: str, same: bool
+    base: Tensors, expert: Tensors, tower: str, expert_tower: str, same: bool
 ) -> dict[str, str] | None:
-    """Return base name -> expert name if what either lacks is outside the tower of this prefix."""
-    moved = {tower + n.removeprefix(theirs) if n.startswith(theirs) else n: n for n in expert}
-    known = {name: own for name, own in moved.items() if name in base}
+    """Return base name -> expert name, or None if a tower (prefix) has tensors the other lacks."""
+    expert_names = {re.sub(f"^{re.escape(expert_tower)}", tower, name): name for name in expert}
+    shared = {name: expert_names[name] for name in expert_names if name in base}
 
-    def inside(names: set[str], prefix: str) -> bool:
+    def any_inside(names: set[str], prefix: str) -> bool:
         return any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n in names)
 
-    missing, surplus = set(base).difference(known), set(expert).difference(known.values())
-    return None if inside(missing, tower) or inside(surplus, theirs) else known or None
+    missing, surplus = set(base).difference(shared), set(expert).difference(shared.values())
+    if any_inside(missing, tower) or any_inside(surplus, expert_tower):
+        return None
+    return shared or None
 
 
 def is_outside(name: str, tower: str) -> bool:
@@ -248,7 +251,7 @@ def tower_prefix(kind: type, tensors: Tensors) -> str:
 
 
 def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:
-    """Return an expert's token table in the base's rows; rows: the expert's row of each, or -1."""
+    """Return an expert's token table in the base's rows; rows: the expert's row for each, or -1."""
 
     def read() -> Tensor:
         tensor = expert.finite()
@@ -264,8 +267,7 @@ def vocabularies(
 ) -> dict[str, dict[str, int]]:
     """Return token -> row of every model with its own tokenizer, the base's under ""; {} if alike.
 
-    A row that the base's tokenizer lacks gets the experts' token, or none if they use it for
-    different tokens.   rows: number of rows of the base's tables.
+    A row that the base's tokenizer lacks gets the experts' token if they agree.   rows: the base's.
     """
     if not rows:
         return {}
@@ -273,38 +275,46 @@ def vocabularies(
 
     tokens, contents = dict[str, dict[str, int]](), set()
     for name, folder in {"": base, **experts}.items():
-        named = () if isinstance(folder, nn.Module) else (*VOCABULARIES, "added_tokens.json")
-        files = [Path(folder) / file for file in named]  # type: ignore[arg-type]
+        if isinstance(folder, nn.Module):
+            continue
+        files = [Path(folder) / file for file in (*VOCABULARIES, "added_tokens.json")]
         if content := tuple(file.read_bytes() for file in files if file.is_file()):
             contents.add(content)
             with suppress(FeatCalError):  # of a tokenizer that cannot be read
                 tokens[name] = load.load_tokenizer(folder).get_vocab()
     if len(contents) < 2:
         return {}
-    ours = tokens.setdefault("", {})
-    used, spare = set(ours.values()), dict[int, dict[str, str]]()  # by row: task by token
+    base_rows = tokens.setdefault("", {})
+    used, spare = set(base_rows.values()), dict[int, dict[str, str]]()  # by row: task by token
     for task in experts:
         for token, row in tokens.get(task, {}).items():
-            if row < rows and row not in used and token not in ours:
+            if row < rows and row not in used and token not in base_rows:
                 spare.setdefault(row, {}).setdefault(token, task)
-    for number, (row, tasks) in enumerate(sorted(spare.items())):
-        token, said = next(iter(tasks)), f"{next(iter(tasks))}, which the base's tokenizer lacks"
-        if len(tasks) > 1:
-            named = " and ".join(f"{token} for {task}" for token, task in tasks.items())
-            token, said = f"\0{row}", f"{named}: the base's row is kept"  # a token of none of them
-        ours[token] = row
+    for number, (row, users) in enumerate(sorted(spare.items())):
+        if len(users) == 1:
+            (token,) = users
+            meaning = f"{token}, which the base's tokenizer lacks"
+        else:
+            listed = " and ".join(f"{token} for {task}" for token, task in users.items())
+            token, meaning = f"\0{row}", f"{listed}: the base's row is kept"  # no model's token
+        base_rows[token] = row
         if number < LISTED:
-            progress(f"embedding row {row} is {said}")
+            progress(f"embedding row {row} is {meaning}")
     if len(spare) > LISTED:
         progress(f"the base's tokenizer lacks {len(spare) - LISTED} more rows of the experts'")
     return tokens
 
 
-def match_rows(here: int, there: int, ours: Mapping[str, int], theirs: Mapping[str, int]) -> Tensor:
-    """Return the expert's row for each of the base, (here,), by token or index; -1 for none."""
-    rows = torch.arange(here)
-    rows[rows >= there] = -1
-    for token, index in ours.items() if theirs else ():
-        if index < here:
-            rows[index] = theirs[token] if theirs.get(token, there) < there else -1
+def match_rows(
+    size: int, expert_size: int, vocabulary: Mapping[str, int], expert_vocabulary: Mapping[str, int]
+) -> Tensor:
+    """Return the expert's row for each of the base, (size,), by token or index; -1 for none."""
+    rows = torch.arange(size)
+    rows[rows >= expert_size] = -1
+    if not expert_vocabulary:
+        return rows
+    for token, row in vocabulary.items():
+        if row < size:
+            expert_row = expert_vocabulary.get(token, expert_size)
+            rows[row] = expert_row if expert_row < expert_size else -1
     return rows

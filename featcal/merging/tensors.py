@@ -1,7 +1,6 @@
 """Arithmetic on tensors of a base and its experts: task vectors, exact order statistics, matrices.
 
-Sums run in float64: the mean of equal experts is that expert, bit for bit. Names and shapes show
-which tensors are matrices: no module is made for it.
+Sums run in float64: the mean of equal experts is exact. Names and shapes show which are matrices.
 """
 
 import math
@@ -46,8 +45,8 @@ def vector_pieces(job: MergeJob, *names: str) -> Iterator[list[Tensor]]:
     for name in names:
         base, experts = job.read(name)
         flat = [torch.split(tensor.flatten(), PIECE) for tensor in (base, *experts)]
-        for ours, *theirs in zip(*flat, strict=True):
-            yield task_vectors(ours, theirs)
+        for base_piece, *expert_pieces in zip(*flat, strict=True):
+            yield task_vectors(base_piece, expert_pieces)
 
 
 def in_pieces(job: MergeJob, rule: Callable[[list[Tensor]], Tensor]) -> NamedTensors:
@@ -55,14 +54,14 @@ def in_pieces(job: MergeJob, rule: Callable[[list[Tensor]], Tensor]) -> NamedTen
     for name in job.names:
         shape = job.base[name].shape
         merged = torch.empty(math.prod(shape), dtype=torch.float64, device=job.device)
-        for part, vectors in zip(merged.split(PIECE), vector_pieces(job, name), strict=True):
-            part.copy_(rule(vectors))
+        for piece, vectors in zip(merged.split(PIECE), vector_pieces(job, name), strict=True):
+            piece.copy_(rule(vectors))
         yield name, merged.reshape(shape)
 
 
 def magnitudes(job: MergeJob) -> Iterator[list[Tensor]]:
     """Yield |τᵢ| of every expert over all tensors, piece by piece."""
-    return ([vector.abs() for vector in own] for own in vector_pieces(job, *job.names))
+    return ([vector.abs() for vector in vectors] for vectors in vector_pieces(job, *job.names))
 
 
 def kth_smallest(
@@ -108,43 +107,45 @@ def linear_groups(job: MergeJob, exclude: tuple[str, ...]) -> list[tuple[str, ..
             parent, _, linear = name.removesuffix(".weight").rpartition(".")
             by_parent.setdefault(parent, {})[linear] = name
     groups: list[tuple[str, ...]] = []
-    for _, own in sorted(by_parent.items()):
+    for _, names in sorted(by_parent.items()):
         for qkv in STACKED:
-            if set(qkv) <= set(own) and len({job.base[own[n]].shape[1] for n in qkv}) == 1:
-                groups += [tuple(own.pop(name) for name in qkv)]
-        groups += [(own[linear],) for linear in sorted(own)]
+            if set(qkv) <= set(names) and len({job.base[names[n]].shape[1] for n in qkv}) == 1:
+                groups += [tuple(names.pop(linear) for linear in qkv)]
+        groups += [(names[linear],) for linear in sorted(names)]
     return groups
 
 
 def conv1d_names(model: Tensors) -> frozenset[str]:
     """Return the weights that a model stores as (d, o), as GPT-2's Conv1D, judged by biases."""
-    named = [name for name in model if CONV1D.search(name)]
-    for name in named:
+    names = [name for name in model if CONV1D.search(name)]
+    for name in names:
         bias, shape = f"{name.removesuffix('weight')}bias", model[name].shape
         if bias in model and shape[0] != model[bias].shape[0] == shape[1]:
-            return frozenset(named)
+            return frozenset(names)
     return frozenset()
 
 
 def stacked_vectors(
-    job: MergeJob, names: Sequence[str], turned: Collection[str]
+    job: MergeJob, names: Sequence[str], transposed: Collection[str]
 ) -> tuple[Tensor, list[Tensor], list[int]]:
-    """Return stacked W₀ (Σo, d), each expert's τ in float64, and each o; `turned` are (d, o)."""
-    read = ((name in turned, *job.read(name)) for name in names)
-    stacked = [[t.T if turn else t for t in (base, *experts)] for turn, base, experts in read]
+    """Return stacked W₀ (Σo, d), each expert's τ in float64, and each o; `transposed` are (d, o)."""
+    stacked = []
+    for name in names:
+        base, experts = job.read(name)
+        stacked.append([W.T if name in transposed else W for W in (base, *experts)])
     W0, *weights = (torch.cat(parts).double() for parts in zip(*stacked, strict=True))
-    return W0, task_vectors(W0, weights), [len(own[0]) for own in stacked]
+    return W0, task_vectors(W0, weights), [len(base) for base, *_ in stacked]
 
 
 def matrix_by_matrix(
     job: MergeJob, exclude: tuple[str, ...], rule: Callable[[Sequence[Tensor]], Tensor]
 ) -> NamedTensors:
     """Yield τ of every tensor: `rule` of a matrix's task vectors (o, d), float64; else the mean."""
-    matrices, turned = set(matrix_names(job, exclude)), conv1d_names(job.base)
+    matrices, transposed = set(matrix_names(job, exclude)), conv1d_names(job.base)
     for number, name in enumerate(job.names, start=1):
         if name in matrices:
-            tau = rule(stacked_vectors(job, [name], turned)[1])
-            yield name, tau.T if name in turned else tau
+            tau = rule(stacked_vectors(job, [name], transposed)[1])
+            yield name, tau.T if name in transposed else tau
         else:
             vectors = task_vectors(*job.read(name))
             yield name, tensor_sum(vectors) / len(vectors)

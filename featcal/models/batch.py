@@ -31,11 +31,11 @@ AFTER_HEAD += "logits_soft_cap output_logit_soft_cap".split()
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
     """Raise BadBatches or BadSetting unless both are dictionaries with the same tasks."""
-    for name, given in (("experts", experts), ("batches", batches)):
+    for name, by_task in (("experts", experts), ("batches", batches)):
         expected = "must be a dictionary by task"
-        require(isinstance(given, Mapping), name, type(given).__name__, expected)
-        named = all(isinstance(task, str) and task for task in given)
-        require(named, name, [*given], "must name tasks by texts that are not empty")
+        require(isinstance(by_task, Mapping), name, type(by_task).__name__, expected)
+        valid = all(isinstance(task, str) and task for task in by_task)
+        require(valid, name, [*by_task], "must name tasks by texts that are not empty")
     if not experts:
         raise BadBatches("*", "no experts were given; at least one is needed, with its batches")
     for task in sorted(experts.keys() | batches.keys()):
@@ -44,10 +44,10 @@ def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
             raise BadBatches(task, f"is missing for the expert of that name; {near}")
         if task not in experts:
             raise BadBatches(task, f"has no expert of that name; {nearest(task, experts)}")
-        given = batches[task]
-        if isinstance(given, Mapping | Tensor | str) or not isinstance(given, Iterable):
+        of_task = batches[task]
+        if isinstance(of_task, Mapping | Tensor | str) or not isinstance(of_task, Iterable):
             wanted = "a list of mappings such as [{'pixel_values': tensor}, ...]"
-            raise BadBatches(task, f"is a {type(given).__name__}; expected {wanted}")
+            raise BadBatches(task, f"is a {type(of_task).__name__}; expected {wanted}")
 
 
 def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None:
@@ -117,8 +117,7 @@ def padding_mask(
 ) -> Tensor | None:
     """Return the padding mask (batch, tokens) of `hidden` (batch, tokens, d), None without padding.
 
-    "labels" masks tokens without a label; a decoder's missing mask is derived from its tokens and
-    the padding token of `model`.
+    "labels" masks tokens without a label; a decoder's missing mask comes from its padding tokens.
     """
     mask, labels = batch.get(keyword), batch.get("labels")
     pad = getattr(getattr(model, "config", None), "pad_token_id", None)

@@ -42,9 +42,7 @@ def hooked(handles: Sequence[RemovableHandle]) -> ExitStack:
     return hooks
 
 
-def output_hooks(
-    module: nn.Module, names: Iterable[str], note: Callable[[str, Any], Any]
-) -> ExitStack:
+def output_hooks(module: nn.Module, names: Iterable[str], note: Callable[..., Any]) -> ExitStack:
     """Call `note` with name and output of each named module; a result replaces the output."""
     handles = [
         module.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out))
@@ -56,13 +54,13 @@ def output_hooks(
 @contextmanager
 def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
     """Give modules other forwards inside the `with`; their hooks still run."""
-    own = [(module, vars(module).get("forward")) for module, _ in forwards]
+    replaced = [(module, vars(module).get("forward")) for module, _ in forwards]
     try:
         for module, forward in forwards:
             vars(module)["forward"] = forward
         yield
     finally:
-        for module, before in own:
+        for module, before in replaced:
             del vars(module)["forward"]
             if before is not None:
                 vars(module)["forward"] = before
@@ -85,8 +83,8 @@ def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     if device.type != "meta":
         call |= {name: x.to(device) for name, x in batch.items() if isinstance(x, Tensor)}
     parameters = inspect.signature(model.forward).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    if "use_cache" in parameters or (takes_any and getattr(model, "can_generate", bool)()):
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if "use_cache" in parameters or (any_keyword and getattr(model, "can_generate", bool)()):
         call["use_cache"] = False
     return call
 
@@ -95,9 +93,9 @@ def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Return the arguments of a call by the names and in the order of the module's forward."""
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
     bound.pop(next(iter(bound)))  # self
-    more = bound.pop("kwargs", {})
+    extra = bound.pop("kwargs", {})
     # some models always make a cache, which a second pass would read
-    return {n: None if isinstance(each, Cache) else each for n, each in (bound | more).items()}
+    return {n: None if isinstance(x, Cache) else x for n, x in (bound | extra).items()}
 
 
 def first_inputs(
@@ -161,8 +159,8 @@ IN_PLACE: Any = {QuickGELUActivation: quick_gelu, NewGELUActivation: new_gelu}
 def in_place(block: nn.Module) -> AbstractContextManager[None]:
     """Run a block's activations in place inside the `with`, unless gradients are needed."""
     modules = [] if torch.is_grad_enabled() else block.modules()
-    known = [m for m in modules if type(m) in IN_PLACE and "forward" not in vars(m)]
-    return replaced_forwards([(module, IN_PLACE[type(module)]) for module in known])
+    activations = [m for m in modules if type(m) in IN_PLACE and "forward" not in vars(m)]
+    return replaced_forwards([(module, IN_PLACE[type(module)]) for module in activations])
 
 
 def step(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -> Features:
@@ -213,14 +211,14 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
             problem = f"its blocks cannot be run one by one ({one_line(error)})"
             raise BadPlan(name, problem, CHOOSE_BLOCKS) from error
     for stack in plan.stacks:
-        own = list(features[stack.name].values())[-1]
-        if not own.isfinite().all():
+        out = list(features[stack.name].values())[-1]
+        if not out.isfinite().all():
             raise ValueError(f"the output of {stack.blocks!r} is NaN or infinite")
-        if own.dim() > 3:
-            problem = f"blocks of {stack.blocks!r} put out {[*own.shape]}, not (batch, tokens, d)"
+        if out.dim() > 3:
+            problem = f"blocks of {stack.blocks!r} put out {[*out.shape]}, not (batch, tokens, d)"
             raise BadPlan(name, problem, CHOOSE_BLOCKS)
-        difference = float((replayed[stack.name] - own).abs().max())
-        if not difference <= ROUNDING * float(own.abs().max()):
+        difference = float((replayed[stack.name] - out).abs().max())
+        if not difference <= ROUNDING * float(out.abs().max()):
             by = f"the model's own forward by {difference:.3g}"
             way_out = f"the blocks exchange something a block plan cannot express; {CHOOSE_BLOCKS}"
             raise BadPlan(name, f"replaying {stack.blocks!r} differs from {by}", way_out)
@@ -332,18 +330,19 @@ class Additions(TorchFunctionMode):
         if func in self.ADD and tensors and args[0].shape == args[1].shape:
             self._note(args, func is torch.Tensor.add_)
         result = func(*args, **(kwargs or {}))
-        for x, factor in (args, args[::-1]) if func in self.SCALE and two else ():
-            name = next((n for n, own in self.outputs.items() if own is x), None)
-            if name and x.shape[-1:] == self.like.shape[-1:]:
-                scale = torch.as_tensor(factor)
-                if scale.shape in ((), x.shape[-1:]):
-                    self.scaled[name] = result, scale.to(x).expand(x.shape[-1:])
+        if func in self.SCALE and two:
+            for x, factor in (args, args[::-1]):
+                name = next((n for n, output in self.outputs.items() if output is x), None)
+                if name and x.shape[-1:] == self.like.shape[-1:]:
+                    scale = torch.as_tensor(factor)
+                    if scale.shape in ((), x.shape[-1:]):
+                        self.scaled[name] = result, scale.to(x).expand(x.shape[-1:])
         return result
 
     def _note(self, args: tuple[Tensor, Tensor], in_place: bool) -> None:
         # an inactive dropout returns the same tensor
-        named = [*self.outputs.items(), *((name, y) for name, (y, _) in self.scaled.items())]
-        names = [next((n for n, own in named if own is x), None) for x in args]
+        outputs = [*self.outputs.items(), *((name, y) for name, (y, _) in self.scaled.items())]
+        names = [next((n for n, output in outputs if output is x), None) for x in args]
         for name, x, other, others in zip(names, args, args[::-1], names[::-1], strict=True):
             rows = other.shape[-1:] == self.like.shape[-1:]  # (batch, tokens, d) or (rows, d)
             if not name or others or not rows or other.numel() != self.like.numel():

@@ -98,8 +98,8 @@ def folder_path(folder: Any) -> Path:
 
 def is_adapter(model: object) -> bool:
     """Return whether a model is the folder of an adapter, without weights of a model."""
-    named = isinstance(model, str | Path) and (Path(model) / ADAPTER).is_file()
-    return named and not any(Path(model).glob("model*.safetensors"))
+    has_adapter = isinstance(model, str | Path) and (Path(model) / ADAPTER).is_file()
+    return has_adapter and not any(Path(model).glob("model*.safetensors"))
 
 
 def encodes_sentences(folder: Path) -> bool:
@@ -146,20 +146,20 @@ class LazyCheckpoint(dict[str, LazyTensor]):
 
     def check_finite(self) -> None:
         """Read every tensor once. Raises: NotFinite naming up to five tensors."""
-        if bad := [name for name, each in self.items() if not all_finite(each.read())]:
+        if bad := [name for name, tensor in self.items() if not all_finite(tensor.read())]:
             more = f" and {len(bad) - 5:,} more" if len(bad) > 5 else ""
             raise NotFinite(self[bad[0]].file, f"{', '.join(bad[:5])}{more}")
 
     def require_floating(self) -> None:
         """Raise BadFile if a weight is empty or of integers; other tensors, e.g. counters, may be."""
-        for name, each in self.items():
-            if name.endswith("weight") and each.shape == (0,):
+        for name, tensor in self.items():
+            if name.endswith("weight") and tensor.shape == (0,):
                 way_out = "save it with stage3_gather_16bit_weights_on_model_save: true"
-                raise BadFile(each.file, f"{name} is empty, as ZeRO-3 leaves it", way_out)
-            if name.endswith("weight") and "float" not in each.kind:
-                problem = f"{name} is stored as {each.kind}, not floating-point"
+                raise BadFile(tensor.file, f"{name} is empty, as ZeRO-3 leaves it", way_out)
+            if name.endswith("weight") and "float" not in tensor.kind:
+                problem = f"{name} is stored as {tensor.kind}, not floating-point"
                 way_out = "give what it was quantised from, or write float32, float16 or bfloat16"
-                raise BadFile(each.file, problem, way_out)
+                raise BadFile(tensor.file, problem, way_out)
 
     def _read(self, file: Path, name: str) -> "Tensor":
         """Return one tensor of a file. Raises: TruncatedFile."""
@@ -175,12 +175,12 @@ class LazyCheckpoint(dict[str, LazyTensor]):
     def _stored_tensors(self) -> dict[str, LazyTensor]:
         """Return the tensors by stored name, of the files that transformers would read."""
         config = self.folder / "config.json"
-        chosen = optional_json(config).get("transformers_weights")
-        # an index beside a single file is an older model's
-        file = chosen or next((n for n in (SINGLE, INDEX) if (self.folder / n).is_file()), None)
-        if file is None:
+        # an index next to a single file is an older model's
+        usual = next((name for name in (SINGLE, INDEX) if (self.folder / name).is_file()), None)
+        name = optional_json(config).get("transformers_weights") or usual
+        if name is None:
             raise no_safetensors(self.folder)
-        path, stored = _inside(self.folder, file, config), dict[str, LazyTensor]()
+        path, stored = _inside(self.folder, name, config), dict[str, LazyTensor]()
         listed, shards = dict[str, str](), list[str]()
         if path.name.endswith(".index.json"):
             try:
@@ -195,24 +195,23 @@ class LazyCheckpoint(dict[str, LazyTensor]):
             try:
                 with safe_open(file, framework="np") as opened:
                     for name in opened.keys():  # noqa: SIM118
-                        part, read = opened.get_slice(name), partial(self._read, file, name)
-                        kind, shape = part.get_dtype(), (*part.get_shape(),)
+                        header, read = opened.get_slice(name), partial(self._read, file, name)
+                        kind, shape = header.get_dtype(), (*header.get_shape(),)
                         if kind not in KINDS:
                             way_out = f"store it as one of {', '.join(KINDS)}"
                             raise BadFile(file, f"{name} is stored as {kind}", way_out)
                         stored[name] = LazyTensor(name, file, KINDS[kind], shape, read)
             except SafetensorError as error:
                 raise TruncatedFile(file, error) from None
-        if lost := min(listed.keys() - stored.keys(), default=None):
-            problem = f"lists {lost} in {listed[lost]}, which does not hold it"
+        if missing := min(listed.keys() - stored.keys(), default=None):
+            problem = f"lists {missing} in {listed[missing]}, which does not hold it"
             raise BadFile(path, problem, "copy or download both again; they belong together")
         if wrapped := next(filter(WRAPPED.match, stored), None):
+            problem = f"{wrapped} is a name in a wrapper (torch.compile, DDP, peft)"
             way_out = "save the model inside it; of a PeftModel, what merge_and_unload() returns"
-            raise BadFile(
-                path, f"{wrapped} is a name in a wrapper (torch.compile, DDP, peft)", way_out
-            )
+            raise BadFile(path, problem, way_out)
         # older files store a mask's -1e9 (-inf in float16), which no model reads
-        return {name: each for name, each in stored.items() if not name.endswith(".masked_bias")}
+        return {name: t for name, t in stored.items() if not name.endswith(".masked_bias")}
 
 
 def _inside(folder: Path, name: object, source: Path) -> Path:

@@ -2,8 +2,7 @@
 
 No code from a folder is ever run: a folder that needs it is refused, unless transformers has
 classes of the same names. (transformers would ask at the terminal and take "y" for consent.)
-A folder is written from tensors that come one at a time, in any order: each goes to a file of its
-own first, so memory holds one tensor, and the bytes do not depend on the order.
+A folder is written from one tensor in memory at a time; bytes do not depend on the tensors' order.
 """
 
 import copy
@@ -74,12 +73,12 @@ def _load(kind: Any, folder: str | Path, dtype: torch.dtype) -> Any:
     files.require_floating()
     files.check_finite()
     with quiet_transformers():
-        given: Any = {"config": read_config(kind, folder), "dtype": dtype, "use_safetensors": True}
-        given |= {"local_files_only": True, "output_loading_info": True}
+        options: Any = {"config": read_config(kind, folder), "dtype": dtype}
+        options |= {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
         # misshapen tensors are reported below by name instead of by a traceback
-        module, info = kind.from_pretrained(folder, **given, ignore_mismatched_sizes=True)
-    own = unread(module)
-    unexpected = sorted(n for n in info["unexpected_keys"] if not (in_head(n, module) or own(n)))
+        module, info = kind.from_pretrained(folder, **options, ignore_mismatched_sizes=True)
+    is_buffer, keys = buffer_test(module), info["unexpected_keys"]
+    unexpected = sorted(n for n in keys if not (in_head(n, module) or is_buffer(n)))
     missing = sorted(info["missing_keys"])
     if missing and all(name.startswith("pooler.") for name in missing):
         module.pooler, missing = None, []  # encoders run without one
@@ -93,13 +92,13 @@ def read_config(kind: Any, folder: str | Path) -> PretrainedConfig:
     """Read a model class's configuration; attention that needs packages or a GPU becomes eager."""
     config: PretrainedConfig = kind.config_class.from_pretrained(folder, local_files_only=True)
     parts = [config]
-    for each in parts:
-        towers = (getattr(each, name, None) for name in each.sub_configs)
+    for part in parts:
+        towers = (getattr(part, name, None) for name in part.sub_configs)
         parts += [tower for tower in towers if isinstance(tower, PretrainedConfig)]
-        named = each._attn_implementation
-        if named not in (None, "eager", "sdpa") or (named == "sdpa" and not kind._supports_sdpa):
-            each._attn_implementation = "eager"
-            text = f"attention {named!r} of config.json is not used, but eager"
+        kernel = part._attn_implementation
+        if kernel not in (None, "eager", "sdpa") or (kernel == "sdpa" and not kind._supports_sdpa):
+            part._attn_implementation = "eager"
+            text = f"attention {kernel!r} of config.json is not used, but eager"
             warnings.warn(text, stacklevel=1)
     return config
 
@@ -108,18 +107,18 @@ def in_head(name: str, module: PreTrainedModel) -> bool:
     """Return whether a tensor belongs to a head, pooler or other tower, not to the tower below."""
     if "pooler" in name.split("."):
         return True
-    prefix, own = f"{module.base_model_prefix}.", module.state_dict().keys()
-    if any(each.startswith(prefix) for each in own):
+    prefix, state = f"{module.base_model_prefix}.", module.state_dict()
+    if any(key.startswith(prefix) for key in state):
         return not name.startswith(prefix)
-    return name.split(".")[0] not in dict(module.named_children()) and name not in own
+    return name.split(".")[0] not in dict(module.named_children()) and name not in state
 
 
-def unread(module: PreTrainedModel) -> Callable[[str], bool]:
-    """Return whether a stored tensor is, by its name, a buffer that models make themselves."""
-    made = {name for name, _ in module.named_non_persistent_buffers()}
+def buffer_test(module: PreTrainedModel) -> Callable[[str], bool]:
+    """Return a test whether a stored tensor is, by its name, a buffer that models make themselves."""
+    buffers = {name for name, _ in module.named_non_persistent_buffers()}
     # of older files, also for models that no longer have such a buffer
     old = (".position_ids", ".masked_bias", ".attn.bias")
-    return lambda name: name in made or name.endswith(old)
+    return lambda name: name in buffers or name.endswith(old)
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -128,8 +127,8 @@ def load_tokenizer(folder: str | Path) -> Any:
         refuse_code(folder_path(folder), name)
     try:
         with quiet_transformers():
-            how = {"local_files_only": True, "trust_remote_code": False}
-            return transformers.AutoTokenizer.from_pretrained(folder, **how)
+            options = {"local_files_only": True, "trust_remote_code": False}
+            return transformers.AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # transformers and tokenizers raise many kinds, even Exception
         problem = f"no tokenizer in this folder ({one_line(error)})"
         raise BadFile(folder, problem, "copy tokenizer.json and its config there") from None
@@ -162,15 +161,12 @@ def torch_device(name: str | torch.device) -> torch.device:
 
 @contextmanager
 def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Switch off dropout and gradients inside the `with`; restore every module's mode.
-
-    `no_grad`, not `inference_mode`, which has no version counters to show overwritten inputs.
-    """
+    """Switch off dropout and gradients inside the `with`; restore every module's mode."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         for model in models:
             model.eval()
-        with torch.no_grad():
+        with torch.no_grad():  # inference_mode has no version counters to show overwritten inputs
             yield
     finally:
         for module, training in modes:
@@ -181,9 +177,9 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     """Return the transformers class that config.json names. Raises: MissingPath, BadFile."""
     path = folder_path(folder)
     if checkpoint.is_adapter(folder):
-        made = f"make a model: featcal merge average --base BASE --out MODEL --expert NAME={folder}"
         way_out = "merge, calibrate and the command compare accept it as an expert"
-        raise BadFile(folder, "a LoRA adapter, not a model", way_out, made)
+        command = f"featcal merge average --base BASE --out MODEL --expert NAME={folder}"
+        raise BadFile(folder, "a LoRA adapter, not a model", way_out, f"make a model: {command}")
     if (path / ADAPTER).is_file():
         problem = f"holds a whole model and {ADAPTER}, whose adapter transformers would add to it"
         way_out = "move the adapter to a folder of its own, which is an expert too"
@@ -223,15 +219,16 @@ def refuse_code(folder: str | Path, name: str = CONFIG) -> list[str]:
     if any(isinstance(part, dict) and part.get("quantization_config") for part in parts):
         way_out = "give what it was made from; if its weights are plain, remove the key"
         raise BadFile(path, "a quantised model (quantization_config)", way_out)
-    named = content.get("auto_map") or {}
-    if not isinstance(named, dict):  # old tokenizers have a list
-        named = {"AutoTokenizer": named}
+    auto_map = content.get("auto_map") or {}
+    if not isinstance(auto_map, dict):  # old tokenizers have a list
+        auto_map = {"AutoTokenizer": auto_map}
     models = []
-    for auto, classes in named.items():
+    for auto, classes in auto_map.items():
         if auto.startswith(("AutoConfig", "AutoModel")) != (name == CONFIG):
             continue
         for code in classes if isinstance(classes, list) else [classes]:
-            models += [str(code)] if auto.startswith("AutoModel") else []
+            if auto.startswith("AutoModel"):
+                models.append(str(code))
             if code and not hasattr(transformers, str(code).rpartition(".")[2]):
                 problem = f"auto_map names {code}, and no code from a checkpoint is run"
                 way_out = "if transformers' own class computes the same, remove auto_map"
@@ -244,10 +241,10 @@ def other_class(folder: str | Path, architectures: object, expected: str) -> Bad
     return BadFile(Path(folder) / CONFIG, f"architectures is {architectures!r}", expected)
 
 
-def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool:
+def same_tower(kind: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool:
     """Return whether two classes differ only in the head on their tower."""
-    prefixes = {one.base_model_prefix, other.base_model_prefix}
-    return one.config_class is other.config_class and len(prefixes) == 1 and "" not in prefixes
+    same_prefix = kind.base_model_prefix == other.base_model_prefix != ""
+    return same_prefix and kind.config_class is other.config_class
 
 
 def require_replaceable(folder: Path, kind: str = "") -> None:
@@ -257,11 +254,12 @@ def require_replaceable(folder: Path, kind: str = "") -> None:
     """
     files = {p.name: p.is_file() for p in folder.iterdir()} if folder.is_dir() else {"": True}
     weights = all(files.values()) and any(name.endswith(".safetensors") for name in files)
-    ours = kind in files if kind else weights or files.keys() & {CONFIG, OPEN_CLIP}
-    if folder.exists() and files and (".git" in files or not ours):
-        what = f"has no {kind}" if kind else "is not a model's folder"
-        what = "holds .git" if ".git" in files else what
-        raise BadFile(folder, f"exists and {what}; it is not replaced", "name a new folder")
+    same_kind = kind in files if kind else weights or files.keys() & {CONFIG, OPEN_CLIP}
+    if folder.exists() and files and (".git" in files or not same_kind):
+        reason = f"has no {kind}" if kind else "is not a model's folder"
+        if ".git" in files:
+            reason = "holds .git"
+        raise BadFile(folder, f"exists and {reason}; it is not replaced", "name a new folder")
 
 
 class ShardWriter:
@@ -286,8 +284,7 @@ def shard_writer(
 ) -> Iterator[ShardWriter]:
     """Write a folder of shards: `with shard_writer(folder) as writer: writer.write(name, tensor)`.
 
-    It appears complete at the end, or not at all; `writer.folder` is the unfinished one.
-    Raises: BadFile, DiskFull.
+    It appears complete at the end, or not at all, from `writer.folder`. Raises: BadFile, DiskFull.
     """
     require_replaceable(Path(folder))
     with atomic_folder(folder, needed) as hidden:
@@ -348,15 +345,16 @@ def write_config(config: Any, architecture: str, folder: Path, like: str | Path 
     part = architecture == "CLIPVisionModel" and isinstance(config, transformers.CLIPConfig)
     config = copy.deepcopy(config.vision_config if part else config)
     config.architectures = [architecture]
-    for each in filter(None, (config, *(getattr(config, name) for name in config.sub_configs))):
-        each.dtype = None  # depends on how the model was loaded; the weights have their own
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        if part is not None:  # its dtype depends on how the model was loaded
+            part.dtype = None
     config.save_pretrained(folder)
     copy_other_files(like, folder)
     kind, file = getattr(transformers, architecture, PreTrainedModel), folder / GENERATION
     if like is not None and kind.can_generate() and not file.is_file():
         with quiet_transformers():  # config.json may say how, and loses it here
-            read = (read_json(Path(each) / CONFIG) for each in (like, folder))
-            old, new = map(transformers.GenerationConfig.from_model_config, read)
+            configs = (read_json(Path(path) / CONFIG) for path in (like, folder))
+            old, new = map(transformers.GenerationConfig.from_model_config, configs)
         if old != new:
             file.write_text(old.to_json_string(ignore_metadata=True), "utf-8")
 
@@ -371,15 +369,15 @@ def copy_other_files(like: str | Path | None, folder: Path) -> None:
     parts = modules_of(Path(like))
     for path, folders, files in os.walk(like):
         inside = Path(path).relative_to(like)
-        top, part = not inside.name, inside.as_posix() in parts
+        top, is_module = not inside.name, inside.as_posix() in parts
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
         weights = {name for name in files if name.lower().endswith(WEIGHTS)}
-        if weights and not top and not part:
+        if weights and not top and not is_module:
             folders.clear()
             continue
         for name in sorted(files):
-            own = top and (name in OWN_FILES or Path(name).stem.lower() == "readme")
-            left_out = name.startswith(".") or own or (name in weights and not part)
+            described = top and (name in OWN_FILES or Path(name).stem.lower() == "readme")
+            left_out = name.startswith(".") or described or (name in weights and not is_module)
             if not left_out and Path(path, name).is_file():
                 (folder / inside).mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(Path(path, name), folder / inside / name)

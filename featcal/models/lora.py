@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import CLIPVisionModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
@@ -28,6 +28,7 @@ from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensor
 from featcal.models.load import copy_other_files, load_as_calibrated, save_model
 from featcal.models.modules import tied_names
 
+Tensors = dict[str, Tensor]  # by name
 LOG = logging.getLogger("featcal")
 WEIGHTS = "adapter_model.safetensors"
 ROOT = "base_model.model."  # peft's prefix of all names
@@ -53,21 +54,18 @@ def dense_model(
     if isinstance(base, nn.Module):
         model = copy.deepcopy(base)
     else:
-        wide = any(each.kind == "float64" for each in LazyCheckpoint(base).values())
+        wide = any(tensor.kind == "float64" for tensor in LazyCheckpoint(base).values())
         model = load(base, torch.float64 if wide else torch.float32)
     return merged_adapter(with_adapter(model, adapter), adapter, precision)
 
 
 def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
-    """Write the base with the adapter added as a model folder. Raises: as dense_model; DiskFull.
-
-    Its files get the date of the newest input, by which a resumed run recognises them.
-    """
+    """Write the base with the adapter added as a model folder. Raises: as dense_model; DiskFull."""
     save_model(dense_model(base, adapter), out, like=base)
     copy_other_files(adapter, out)  # such as a SentenceTransformer's modules
     inputs = [adapter / CONFIG, adapter / WEIGHTS, base / "config.json"]
     newest = max(file.stat().st_mtime_ns for file in (*inputs, *base.glob("*.safetensors")))
-    for file in out.rglob("*"):
+    for file in out.rglob("*"):  # a resumed run recognises the files by this date
         os.utime(file, ns=(newest, newest))
     return out
 
@@ -77,18 +75,18 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
 
     The model may be on meta. Raises: BadEnvironment without peft; MissingPath, BadFile.
     """
-    peft, folder, first = peft_package(), folder_path(folder), next(model.parameters())
+    peft, folder, example = peft_package(), folder_path(folder), next(model.parameters())
     with _as_bad_file(folder / CONFIG, "cannot be read", "save the adapter again with peft"):
         config: Any = peft.PeftConfig.from_pretrained(str(folder))
     _require_mergeable(config, folder / CONFIG)
-    given = {key for key, value in read_json(folder / CONFIG).items() if value}
-    if ignored := ", ".join(sorted(given - config.to_dict().keys())):
+    used_keys = {key for key, value in read_json(folder / CONFIG).items() if value}
+    if ignored := ", ".join(sorted(used_keys - config.to_dict().keys())):
         LOG.warning("%s: the installed peft ignores %s", folder / CONFIG, ignored)
     if not (folder / WEIGHTS).is_file():
         raise no_safetensors(folder, WEIGHTS)
-    state = read_safetensors(folder / WEIGHTS)
+    tensors = read_safetensors(folder / WEIGHTS)
     config.base_model_name_or_path = config.task_type = None  # the base is given
-    model = model.to(torch.promote_types(first.dtype, torch.float32))
+    model = model.to(torch.promote_types(example.dtype, torch.float32))
     problem = f"does not fit the base, a {type(model).__name__}"
     way_out = "give the base that it was trained on, with the same vocabulary and class"
     start = getattr(config, "init_lora_weights", True)
@@ -98,47 +96,27 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
         way_out = f"write it as a plain LoRA where it was trained: {how}"
         if start.startswith("pissa_niter"):
             raise BadFile(folder, f"{problem} (it is drawn at random)", way_out)
-        if first.is_meta:  # nothing to decompose, as PiSSA and OLoRA do
+        if example.is_meta:  # nothing to decompose, as PiSSA and OLoRA do
             config.init_lora_weights = False
-    saved = getattr(config, "modules_to_save", None) or ()  # a base may lack these heads
-    heads = [f".{name}." for name in saved]
+    heads = [f".{name}." for name in getattr(config, "modules_to_save", None) or ()]
     # an adapter that was trained with other tokens holds all token tables
+    rows = {PEFT_NAMES.sub("", name): len(t) for name, t in tensors.items() if t.dim()}
     size = getattr(model.config.get_text_config(), "vocab_size", None)
-    stored = {PEFT_NAMES.sub("", name): len(each) for name, each in state.items() if each.dim()}
-    rows = {stored.get(n) for n, p in model.named_parameters() if p.dim() == 2 and len(p) == size}
+    sizes = {rows.get(n) for n, p in model.named_parameters() if p.dim() == 2 and len(p) == size}
     # peft draws an adapter before it is loaded, and warns of what is checked below
     with _as_bad_file(folder, problem, way_out):
-        changes = [c for c in get_model_conversion_mapping(model) if isinstance(c, WeightRenaming)]
-        renamed = {n: rename_source_key(n.removeprefix(ROOT), changes, [])[0] for n in state}
-        parts = [name for name, part in model.named_modules() if not [*part.children()]]
-        own = {n: p for n in {*renamed.values()} for p in parts if n.startswith(f"{p}.")}
-        adapts = {own.get(n) for o, n in renamed.items() if not any(h in o for h in heads)}
-        old = not all(name.removeprefix(ROOT) in own for name in state)  # as of an older ViT
-        if old and adapts and None not in adapts and not getattr(config, "alpha_pattern", None):
-            config.target_modules = sorted(adapts)
-            state = {ROOT + renamed[name]: each for name, each in state.items()}
+        tensors = _present_names(tensors, model, config, heads)
         with torch.random.fork_rng(devices=[]):
-            if len(rows) == 1 and None not in rows:
-                model.resize_token_embeddings(rows.pop(), mean_resizing=False)
-            adapted = peft.get_peft_model(model, config, low_cpu_mem_usage=first.is_meta)
-        own = {name.replace(".default", "") for name in adapted.state_dict()}
-        if isinstance(model, CLIPVisionModel):
-            state = {name: each for name, each in state.items() if not NOT_VISION.match(name)}
-        if not any("vision_model." in name for name in own):
-            # the prefix of a CLIP vision tower in a CLIPModel, and before transformers 5
-            state = {name.replace("vision_model.", "", 1): t for name, t in state.items()}
-        # it may be of the tower alone, or of the tower with a head
-        tower = f"{ROOT}{getattr(model, 'base_model_prefix', '')}."
-        for old, new in ((ROOT, tower), (tower, ROOT)):
-            named = {name.replace(old, new, 1): each for name, each in state.items()}
-            fits = all(name in own or any(head in name for head in heads) for name in named)
-            if fits and not (state.keys() & own or getattr(config, "alpha_pattern", None)):
-                state = named
-        loaded = peft.set_peft_model_state_dict(adapted, state, low_cpu_mem_usage=first.is_meta)
+            if len(sizes) == 1 and None not in sizes:
+                model.resize_token_embeddings(sizes.pop(), mean_resizing=False)
+            adapted = peft.get_peft_model(model, config, low_cpu_mem_usage=example.is_meta)
+        tensors = _tower_names(tensors, adapted, config, heads)
+        loaded = peft.set_peft_model_state_dict(adapted, tensors, low_cpu_mem_usage=example.is_meta)
     unread = sorted(loaded.unexpected_keys)
-    if lost := [name for name in unread if any(head in name for head in heads)]:
-        LOG.warning("%s: its own head is not merged (%s)", folder, ", ".join(lost))
-    surplus = [name for name in unread if name not in lost]
+    # a base may lack the adapter's heads
+    if in_heads := [name for name in unread if any(head in name for head in heads)]:
+        LOG.warning("%s: its own head is not merged (%s)", folder, ", ".join(in_heads))
+    surplus = [name for name in unread if name not in in_heads]
     prefix = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
     missing = [n for n in loaded.missing_keys if f".{prefix}" in n and not SHARED.search(n)]
     for names, reason in ((surplus, "the base has no"), (missing, "the file has no")):
@@ -147,11 +125,46 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     return adapted
 
 
+def _present_names(tensors: Tensors, model: nn.Module, config: Any, heads: list[str]) -> Tensors:
+    """Return tensors by present names, where transformers has renamed modules since, as a ViT's."""
+    changes = [c for c in get_model_conversion_mapping(model) if isinstance(c, WeightRenaming)]
+    present = {n: rename_source_key(n.removeprefix(ROOT), changes, [])[0] for n in tensors}
+    leaves = [path for path, module in model.named_modules() if not [*module.children()]]
+    leaf_of = {n: leaf for n in present.values() for leaf in leaves if n.startswith(f"{leaf}.")}
+    in_tower = [name for name in tensors if not any(head in name for head in heads)]
+    targets = {leaf_of.get(present[name]) for name in in_tower}
+    unchanged = all(name.removeprefix(ROOT) in leaf_of for name in tensors)
+    if unchanged or not targets or None in targets or getattr(config, "alpha_pattern", None):
+        return tensors
+    config.target_modules = sorted(targets)  # by present names too
+    return {ROOT + present[name]: tensor for name, tensor in tensors.items()}
+
+
+def _tower_names(tensors: Tensors, adapted: Any, config: Any, heads: list[str]) -> Tensors:
+    """Return tensors named as in the PeftModel, where only one of both has a head on the tower."""
+    model = adapted.get_base_model()
+    names = {name.replace(".default", "") for name in adapted.state_dict()}
+    if isinstance(model, CLIPVisionModel):  # of a CLIPModel's adapter the vision tower
+        tensors = {name: t for name, t in tensors.items() if not NOT_VISION.match(name)}
+    if not any("vision_model." in name for name in names):
+        # the prefix of a CLIP vision tower in a CLIPModel, and before transformers 5
+        tensors = {name.replace("vision_model.", "", 1): t for name, t in tensors.items()}
+    if getattr(config, "alpha_pattern", None):
+        return tensors
+    tower = f"{ROOT}{getattr(model, 'base_model_prefix', '')}."
+    for old, new in ((ROOT, tower), (tower, ROOT)):
+        moved = {name.replace(old, new, 1): tensor for name, tensor in tensors.items()}
+        fits = all(name in names or any(head in name for head in heads) for name in moved)
+        if fits and not tensors.keys() & names:
+            tensors = moved
+    return tensors
+
+
 def _require_mergeable(config: Any, source: str | Path) -> None:
     """Raise BadFile for an adapter that does more than change the base's weights."""
     tuner = peft_package().mapping.PEFT_TYPE_TO_TUNER_MAPPING.get(config.peft_type)
-    given = {k: v for k, v in NO_WEIGHTS.items() if getattr(config, k, None)}
-    problems = [f"{key} is set: the adapter {what}" for key, what in given.items()]
+    used_keys = [key for key in NO_WEIGHTS if getattr(config, key, None)]
+    problems = [f"{key} is set: the adapter {NO_WEIGHTS[key]}" for key in used_keys]
     if not hasattr(tuner, "merge_and_unload"):
         problems = [f"an adapter of the kind {config.peft_type and config.peft_type.value}"]
     if problems:
@@ -172,8 +185,7 @@ def _as_bad_file(file: str | Path, problem: str, way_out: str) -> Iterator[None]
 def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | None = None) -> Any:
     """Return the plain model of a PeftModel, which is used up.
 
-    An adapter on one of two tied tables unties them, also in the configuration. Layers with
-    an adapter are computed and returned in `precision`. Raises: BadFile.
+    An adapter on one of two tied tables unties them. Its layers get `precision`. Raises: BadFile.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -183,7 +195,7 @@ def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | No
     for layer in layers:
         base = layer.get_base_layer()
         for name, p in list(base.named_parameters(recurse=False)):
-            if id(p) in tied:  # merging must not change the other one
+            if id(p) in tied:  # merging must not change the parameter that it is tied to
                 setattr(base, name, nn.Parameter(p.detach().clone(), requires_grad=False))
         if precision is not None:
             layer.to(precision)  # type: ignore[attr-defined]
@@ -192,26 +204,27 @@ def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | No
         config = copy.deepcopy(adapted.get_base_model().config)
         dense = adapted.merge_and_unload().eval()
     dense.config = config  # peft may have changed tie_word_embeddings
-    own = dict(dense.named_parameters(remove_duplicate=False))
+    parameters = dict(dense.named_parameters(remove_duplicate=False))
     for names in ties:
-        plain = [name for name in (PEFT_NAMES.sub("", name) for name in names) if name in own]
-        if len(plain) > 1:
-            _tie_or_part(dense, plain, source)
+        plain = [PEFT_NAMES.sub("", name) for name in names]
+        present = [name for name in plain if name in parameters]
+        if len(present) > 1:
+            _tie_or_untie(dense, present, source)
     return dense
 
 
-def _tie_or_part(dense: Any, names: list[str], source: str | Path) -> None:
+def _tie_or_untie(dense: Any, names: list[str], source: str | Path) -> None:
     """Tie equal tensors of these names again, else untie the configuration. Raises: BadFile."""
     first, *others = (dense.get_parameter(name) for name in names)
     if all(torch.equal(first, other.to(first.dtype)) for other in others):
         for name in names[1:]:
-            parent, _, own = name.rpartition(".")
-            setattr(dense.get_submodule(parent), own, first)
+            parent, _, attribute = name.rpartition(".")
+            setattr(dense.get_submodule(parent), attribute, first)
         return
     config = untied_config(dense.config)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        free = type(dense)._from_config(config)
-    if len(names) > 2 or tied_names(free) != tied_names(dense):
+        untied = type(dense)._from_config(config)
+    if len(names) > 2 or tied_names(untied) != tied_names(dense):
         problem = f"changes one of {' and '.join(names)}, which the base ties to each other"
         way_out = "save the base with tie_word_embeddings=False, or train the adapter without"
         raise BadFile(source, problem, way_out)

@@ -44,7 +44,7 @@ class ExpertMLP(nn.Module):
     def forward(self, x: Tensor, hooks: bool = True) -> Tensor:
         """Return the output (tokens, d) for x (tokens, d); hooks=False skips the linears' hooks."""
         linears = (self.gate_proj, self.up_proj, self.down_proj)
-        gate, up, down = (each if hooks else each.forward for each in linears)
+        gate, up, down = (linear if hooks else linear.forward for linear in linears)
         return down(self.act_fn(gate(x)) * up(x))
 
 
@@ -120,13 +120,13 @@ def unpacked(block: nn.Module) -> Iterator[None]:
 @contextmanager
 def following(block: nn.Module, leader: nn.Module) -> Iterator[None]:
     """Let hooks see the block's experts run on the tokens last routed to the leader's experts."""
-    own, leading = unpacked_experts(block), unpacked_experts(leader)
-    for path, part in own.items():
+    parts, leading = unpacked_experts(block), unpacked_experts(leader)
+    for path, part in parts.items():
         part.lead = leading[path].rows
     try:
         yield
     finally:
-        for part in own.values():
+        for part in parts.values():
             part.lead = None
 
 
@@ -136,10 +136,10 @@ def routed(block: nn.Module) -> dict[str, Tensor]:
     return {f"{path}.{i}": rows for path, part in experts for i, rows in enumerate(part.rows)}
 
 
-def expert_of(name: str, known: Mapping[str, object]) -> str | None:
+def expert_of(name: str, experts: Mapping[str, object]) -> str | None:
     """Return the expert that a linear belongs to, or None if every token reaches it."""
     expert = name.rpartition(".")[0]
-    return expert if expert in known else None
+    return expert if expert in experts else None
 
 
 @contextmanager
@@ -192,8 +192,8 @@ def load_side_by_side(modules: Iterable[nn.Module], weight: Tensor, bias: Tensor
         target = weight_of(module)
         rows = slice(start, start + target.shape[0])
         target.copy_(weight[rows])
-        if bias is not None and (own := shift_of(module)) is not None:
-            own.copy_(bias[rows])
+        if bias is not None and (shift := shift_of(module)) is not None:
+            shift.copy_(bias[rows])
         start = rows.stop
 
 
@@ -267,8 +267,8 @@ def check_blocks(
     model: nn.Module, plan: BlockPlan, norm: bool = True, modules: Sequence[str] | None = None
 ) -> list[str]:
     """Return the names of the linears that are solved. Raises: BadPlan unless linears and norms
-    hold most parameters of every stack and share none; UnknownKey for a name in `modules` that
-    selects none."""
+    hold most parameters of every stack and share none; UnknownKey for an unused name in `modules`.
+    """
     shared = {id(model.get_parameter(names[0])): names for names in tied_names(model) if names[1:]}
     linears = set[str]()
     for stack in plan.stacks:
@@ -284,13 +284,13 @@ def check_blocks(
             raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)
         for block in blocks:
             if doubled := [id(p) for p in covered(block, norm, modules) if id(p) in shared]:
-                one, other = shared[doubled[0]][:2]
-                problem = f"{one} and {other} are one tensor, but each needs its own solution"
+                name, other = shared[doubled[0]][:2]
+                problem = f"{name} and {other} are one tensor, but each needs its own solution"
                 raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)
             with unpacked(block):
                 linears.update(solved_modules(block)[0])
     for end in modules or ():
         if not any(_selected(name, [end]) for name in linears):
-            known = sorted({name.rpartition(".")[2] for name in linears})
-            raise UnknownKey("calibrate.modules", end, known)
+            ends = sorted({name.rpartition(".")[2] for name in linears})
+            raise UnknownKey("calibrate.modules", end, ends)
     return sorted(name for name in linears if modules is None or _selected(name, modules))

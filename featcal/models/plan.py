@@ -77,15 +77,15 @@ class BlockPlan:
         if feeds := stacks[-1].feeds:
             problem = f"the last stack, {stacks[-1].name!r}, feeds {feeds!r}, but no stack follows"
             raise BadPlan("BlockPlan", problem)
-        own = [stacks[0]]
+        checked = [stacks[0]]
         for stack, fed in zip(stacks, stacks[1:], strict=False):
             if stack.feeds and not (stack.entry and fed.entry):
                 problem = f"{stack.name!r} feeds {fed.name!r}, so both need their entry"
                 raise BadPlan("BlockPlan", problem)
             if stack.feeds and fed.mask == Stack.mask:  # the mask of the stack that feeds it
                 fed = replace(fed, mask="decoder_attention_mask")
-            own.append(fed)
-        object.__setattr__(self, "stacks", tuple(own))
+            checked.append(fed)
+        object.__setattr__(self, "stacks", tuple(checked))
         object.__setattr__(self, "token_rule", token_rule)
 
     @property

@@ -117,24 +117,25 @@ def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
 
 def pooling_modes(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     """Return the modes of a Pooling module, in its old or its present form. Raises: BadFile."""
-    given, old = config.get("pooling_mode"), "pooling_mode_"
+    present, old = config.get("pooling_mode"), "pooling_mode_"
     flags = [key.removeprefix(old) for key, on in config.items() if key.startswith(old) and on]
-    modes = [given] if isinstance(given, str) else given or flags
+    modes = [present] if isinstance(present, str) else present or flags
     modes = [mode.removesuffix("_tokens").removesuffix("_token") for mode in modes]
-    unknown = [mode for mode in modes if mode not in MODES] or ["nothing"] * (not modes)
-    if unknown:
-        raise BadFile(file, f"pools by {unknown[0]}, which is not supported", USE_LIBRARY)
-    return tuple(modes if given else sorted(modes, key=MODES.index))
+    for mode in modes or ["nothing"]:
+        if mode not in MODES:
+            raise BadFile(file, f"pools by {mode}, which is not supported", USE_LIBRARY)
+    return tuple(modes if present else sorted(modes, key=MODES.index))
 
 
 def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
     """Return a Dense module: a linear layer and its activation. Raises: BadFile."""
     config = optional_json(folder / "config.json")
-    kind = str(name := config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
-    stored = (folder / "model.safetensors").is_file() and not config.get("use_residual")
-    reads = config.get("module_input_name", "sentence_embedding")
-    if not stored or kind not in ACTIVATIONS or reads != "sentence_embedding":
-        problem = f"a dense layer of {reads} with {name}, a residual or no safetensors"
+    name = config.get("activation_function", "Tanh")
+    kind = str(name).rsplit(".", 1)[-1]
+    supported = (folder / "model.safetensors").is_file() and not config.get("use_residual")
+    source = config.get("module_input_name", "sentence_embedding")
+    if not supported or kind not in ACTIVATIONS or source != "sentence_embedding":
+        problem = f"a dense layer of {source} with {name}, a residual or no safetensors"
         raise BadFile(folder, f"{problem} is not supported", USE_LIBRARY)
     tensors, activation = load_file(folder / "model.safetensors"), getattr(nn, kind)()
     W = tensors["linear.weight"]
@@ -148,36 +149,37 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
     Returns: a sentence for each module that is averaged, or in which models differ otherwise.
     Raises: BadFile for a module that the base lacks, or whose weights cannot be averaged.
     """
-    ours, sentences = modules_of(base), []
-    own = {name: path for name, path in experts.items() if (path / MODULES).is_file()}
-    if own and not (base / MODULES).is_file():
+    base_modules, sentences = modules_of(base), []
+    folders = {name: path for name, path in experts.items() if (path / MODULES).is_file()}
+    if folders and not (base / MODULES).is_file():
         sentences.append("The base is no SentenceTransformer: pooling and prompts are lost.")
-    for name, folder in own.items():
-        with suppress(BadFile):  # a way that only calibration must know
-            if ours and Texts.of_folder(folder) != Texts.of_folder(base):
-                sentences.append(
-                    f"Expert {name!r} has another prompt, case or length than the base."
-                )
-        for path, kind in modules_of(folder).items():
-            if ours.get(path) != kind and (ours or any((folder / path).glob("*.safetensors"))):
+    for name, folder in folders.items():
+        with suppress(BadFile):  # settings that only calibration has to support
+            if base_modules and Texts.of_folder(folder) != Texts.of_folder(base):
+                difference = "has another prompt, case or length than the base"
+                sentences.append(f"Expert {name!r} {difference}.")
+        modules = modules_of(folder)
+        for path, kind in modules.items():
+            matters = base_modules or any((folder / path).glob("*.safetensors"))
+            if base_modules.get(path) != kind and matters:
                 problem = f"expert {name!r} has the module {kind} ({path}), which the base lacks"
                 raise BadFile(folder / MODULES, problem, "give a base with the same modules")
-        for path, kind in ours.items():
-            if modules_of(folder).get(path) != kind:
+        for path, kind in base_modules.items():
+            if modules.get(path) != kind:
                 problem = f"expert {name!r} lacks the base's module {kind} ({path})"
                 if any((base / path).glob("*.safetensors")):
                     raise BadFile(folder / MODULES, problem, "give a base with the same modules")
                 sentences.append(f"{problem[0].upper()}{problem[1:]}; the merged model has it.")
-    for path, kind in ours.items():
+    for path, kind in base_modules.items():
         for file in sorted((base / path).glob("*")):
-            theirs = {name: folder / path / file.name for name, folder in own.items()}
+            files = {name: folder / path / file.name for name, folder in folders.items()}
             read = read_json if file.suffix == ".json" else Path.read_bytes
-            differ = [n for n, f in theirs.items() if not f.is_file() or read(f) != read(file)]
+            differ = [n for n, f in files.items() if not f.is_file() or read(f) != read(file)]
             if not differ:
                 continue
             where = f"{kind} ({path}/{file.name})"
             if file.suffix == ".safetensors":
-                tensors = mean_of(file, theirs)
+                tensors = mean_of(file, files)
                 sentences.append(f"The weights of {where} are the mean over the experts.")
                 if out is not None:
                     (out / path / file.name).write_bytes(save(tensors, metadata={"format": "pt"}))
@@ -192,11 +194,11 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
 def mean_of(file: Path, experts: Mapping[str, Path]) -> dict[str, torch.Tensor]:
     """Return the means of the experts' tensors, in the base's precision. Raises: BadFile."""
     base, sums = load_file(file), {}
-    for name, own in sorted(experts.items()):
-        theirs = load_file(own) if own.is_file() else {}
+    for name, path in sorted(experts.items()):
+        tensors = load_file(path) if path.is_file() else {}
         for key, tensor in base.items():
-            if key not in theirs or theirs[key].shape != tensor.shape:
+            if key not in tensors or tensors[key].shape != tensor.shape:
                 problem = f"expert {name!r} has no tensor {key} of shape {[*tensor.shape]}"
-                raise BadFile(own, problem, "give a base with the same modules")
-            sums[key] = sums.get(key, 0) + theirs[key].double()
+                raise BadFile(path, problem, "give a base with the same modules")
+            sums[key] = sums.get(key, 0) + tensors[key].double()
     return {key: (total / len(experts)).to(base[key].dtype) for key, total in sums.items()}

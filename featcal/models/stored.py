@@ -75,49 +75,49 @@ class Conversion:
     module: PreTrainedModel
     files: LazyCheckpoint
     converter: Any
-    first: str  # of the names made
+    first: str  # of the targets' names
     sources: Mapping[str, str]  # the converter's patterns by the names in the files
 
     def __post_init__(self) -> None:
-        """Find shapes by the names made. Raises: BadFile for tensors that cannot be converted."""
+        """Find the targets' shapes. Raises: BadFile for tensors that cannot be converted."""
         try:
-            made = self.convert(lambda name: torch.empty(self.files[name].shape, device="meta"))
+            targets = self.convert(lambda name: torch.empty(self.files[name].shape, device="meta"))
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             source = next(iter(self.sources))
             problem = f"{source} and its other parts make no {self.first} ({one_line(error)})"
             way_out = "write the model again with save_pretrained(folder)"
             raise BadFile(self.files[source].file, problem, way_out) from None
-        self.made = {name: tuple(tensor.shape) for name, tensor in made.items()}
+        self.targets = {name: tuple(tensor.shape) for name, tensor in targets.items()}
 
     def convert(self, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
-        """Return the tensors made of the sources; they may share memory."""
+        """Return the targets, made of the sources; they may share memory."""
         converter = deepcopy(self.converter)  # it collects its inputs
         for source, pattern in self.sources.items():
             converter.add_tensor(self.first, source, pattern, read(source))
         return self._run(converter, self.first)
 
     def _run(self, converter: Any, first: str) -> dict[str, Tensor]:
-        made = converter.convert(first, model=self.module, config=self.module.config)
-        return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}
+        outputs = converter.convert(first, model=self.module, config=self.module.config)
+        return {name: out[0] if isinstance(out, list) else out for name, out in outputs.items()}
 
-    def to_sources(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sources of the tensors `made`, or `made` itself if it cannot be reverted."""
-        target = ""
+    def to_sources(self, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the sources of all targets, or the targets if they cannot be converted back."""
+        renamed = ""
         with suppress(LookupError, RuntimeError, TypeError, ValueError, AttributeError):
             converter = self.converter.reverse_transform()
-            for name in sorted(made, key=loading.dot_natural_key):
-                target, pattern = converter.rename_source_key(name)
-                converter.add_tensor(target, name, pattern, made[name])
-            parts = self._run(converter, target)
+            for name in sorted(targets, key=loading.dot_natural_key):
+                renamed, pattern = converter.rename_source_key(name)
+                converter.add_tensor(renamed, name, pattern, targets[name])
+            parts = self._run(converter, renamed)
             ordered = (parts[name] for name in sorted(parts, key=loading.dot_natural_key))
             sources = dict(zip(self.sources, ordered, strict=True))
             again = self.convert(sources.__getitem__)
-            if all(torch.equal(again[name], tensor) for name, tensor in made.items()):
+            if all(torch.equal(again[name], tensor) for name, tensor in targets.items()):
                 return sources
-        return dict(made)
+        return dict(targets)
 
     def read(self, name: str) -> Tensor:
-        """Return one of the tensors made."""
+        """Return one target."""
         return self.convert(lambda source: self.files[source].read())[name].clone()
 
 
@@ -129,7 +129,7 @@ def _matches(
     renamings = [t for t in transforms if isinstance(t, loading.WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, loading.WeightConverter)]
     by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
-    patterns: dict[str, dict[str, str]] = {}  # by source, by the first name made
+    patterns: dict[str, dict[str, str]] = {}  # by source, by first target
     prefix = module.base_model_prefix
     for source in sorted(files, key=loading.dot_natural_key):  # the order in which parts are joined
         name, pattern = loading.rename_source_key(source, renamings, converters, prefix, state)
@@ -139,11 +139,11 @@ def _matches(
             yield name, files[source], source
         else:
             patterns.setdefault(name, {})[source] = pattern
-    for first, own in patterns.items():
-        form = Conversion(module, files, by_pattern[next(iter(own.values()))], first, own)
-        origin = files[next(iter(own))]
-        for name, shape in form.made.items():
-            yield name, replace(origin, shape=shape, read=partial(form.read, name)), form
+    for first, sources in patterns.items():
+        source, pattern = next(iter(sources.items()))
+        form = Conversion(module, files, by_pattern[pattern], first, sources)
+        for name, shape in form.targets.items():
+            yield name, replace(files[source], shape=shape, read=partial(form.read, name)), form
 
 
 class ModelFolder:
@@ -164,29 +164,29 @@ class ModelFolder:
                 present[name] = tensor
             else:
                 surplus.append((name, tensor))
-        pooler = {name for name in state if name.startswith("pooler.")}  # none of its own in Swin
-        lacks = pooler and pooler.isdisjoint(present)
-        if lacks and load.model_class(folder) is type(self.module):
+        pooler = {name for name in state if name.startswith("pooler.")}  # Swin's has no parameters
+        unstored = pooler and pooler.isdisjoint(present)
+        if unstored and load.model_class(folder) is type(self.module):
             self.module.pooler = None  # encoders run without one
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
-        unread = load.unread(self.module)
-        # stored tensors that the model has no place for, such as a head
-        self.surplus = [(n, each) for n, each in surplus if n in unexpected and not unread(n)]
+        is_buffer = load.buffer_test(self.module)
+        # stored tensors that the model lacks, such as a head
+        self.surplus = [(n, t) for n, t in surplus if n in unexpected and not is_buffer(n)]
         # names of each parameter; separate where stored values differ
         self.ties = list[list[str]]()
         self.stored = dict[str, LazyTensor]()  # a tied one by its first name
         for names in tied_names(self.module):
-            own = {name: present.pop(name) for name in names if name in present}
-            if own:
-                (kept, first), *others = own.items()
-                own = {n: t for n, t in others if not torch.equal(t.read(), first.read())}
-                self.stored |= {names[0]: first} | own
-                self.forms[names[0]] = self.forms[kept]
-            for name in own:
+            untied = {name: present.pop(name) for name in names if name in present}
+            if untied:
+                (first_name, first), *others = untied.items()
+                untied = {n: t for n, t in others if not torch.equal(t.read(), first.read())}
+                self.stored |= {names[0]: first} | untied
+                self.forms[names[0]] = self.forms[first_name]
+            for name in untied:
                 path, _, attribute = name.rpartition(".")
                 parameter = nn.Parameter(self.module.get_parameter(name).detach().clone())
                 setattr(self.module.get_submodule(path), attribute, parameter)
-            self.ties += [[name for name in names if name not in own], *([name] for name in own)]
+            self.ties += [[n for n in names if n not in untied], *([name] for name in untied)]
         self.stored |= present  # buffers
 
     def _reported(
@@ -203,22 +203,21 @@ class ModelFolder:
         state = self.module.state_dict()
         return [t.name for n, t in self.surplus if n not in state and load.in_head(n, self.module)]
 
-    def require_complete(self, heads: bool = False, more: bool = False) -> None:
+    def require_complete(self, heads: bool = False, surplus: bool = False) -> None:
         """Raise WrongKeys or MissingTensor unless the files hold the model's tensors and no others.
 
-        A head that the model lacks is ignored; with `heads` the model's own may be missing, with
-        `more` the files may hold others.
+        With `heads` the model's head may be missing; with `surplus` the files may hold others.
         """
         module, state, stored = self.module, self.module.state_dict(), self.stored
-        misshapen = sorted(n for n, each in stored.items() if each.shape != tuple(state[n].shape))
-        unexpected = sorted({each.name for _, each in self.surplus if not more} - {*self.ignored})
+        misshapen = sorted(n for n, t in stored.items() if t.shape != tuple(state[n].shape))
+        unexpected = sorted({t.name for _, t in self.surplus if not surplus} - {*self.ignored})
         tied = {name for names in self.ties for name in names[1:]}
         missing = sorted(self._reported(missing=state.keys() - stored.keys() - tied)[0])
         if heads:
             missing = [name for name in missing if not load.in_head(name, module)]
         if unexpected or misshapen:
-            wrong = missing, unexpected, misshapen
-            raise WrongKeys(self.files.folder, type(module).__name__, *wrong)
+            kind = type(module).__name__
+            raise WrongKeys(self.files.folder, kind, missing, unexpected, misshapen)
         if missing:
             raise MissingTensor(self.files.folder, missing[0], self.files)
 
@@ -227,23 +226,23 @@ class ModelFolder:
         form = self.forms[name]
         return (form,) if isinstance(form, str) else tuple(form.sources)
 
-    def to_files(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors as the files hold them, parts joined with those that `named` lacks."""
+    def to_files(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors as the files hold them, parts joined with stored ones if some are absent."""
         waiting: dict[Conversion, dict[str, Tensor]] = {}
-        for name, tensor in named:
+        for name, tensor in tensors:
             form = self.forms.get(name, name)
             if isinstance(form, str):
                 yield form, tensor
                 continue
-            made = waiting.setdefault(form, {})
-            made[name] = tensor
-            if len(made) == len(form.made):
+            targets = waiting.setdefault(form, {})
+            targets[name] = tensor
+            if len(targets) == len(form.targets):
                 yield from form.to_sources(waiting.pop(form)).items()
-        for form, made in waiting.items():
-            dtype = next(iter(made.values())).dtype
-            rest = (name for name in form.made if name not in made)
-            kept = {name: self.stored[name].read().to(dtype) for name in rest}
-            yield from form.to_sources(kept | made).items()
+        for form, targets in waiting.items():
+            dtype = next(iter(targets.values())).dtype
+            absent = (name for name in form.targets if name not in targets)
+            stored = {name: self.stored[name].read().to(dtype) for name in absent}
+            yield from form.to_sources(stored | targets).items()
 
 
 class ModelCheckpoint(ModelFolder):
@@ -263,51 +262,53 @@ class ModelCheckpoint(ModelFolder):
         if not self.stored:  # transformers would draw all weights anew
             self.require_complete()
         base = like if isinstance(like, ModelCheckpoint) else self
-        self._last: tuple[Conversion | None, dict[str, Tensor]] = None, {}
-        self._in_parts: dict[str, Conversion] = {}  # by name of a part, as the base stores it
+        self._last_cut: tuple[Conversion | None, dict[str, Tensor]] = None, {}
+        self._part_forms: dict[str, Conversion] = {}  # by name of a part, as the base stores it
         tensors = dict[str, LazyTensor]()
-        for name, each in self.stored.items():
+        for name, tensor in self.stored.items():
             form = base.forms.get(name, self.forms[name])
-            fits = base.stored.get(name, each).shape == each.shape
-            whole = isinstance(form, str) or len(form.sources) < 2 or isinstance(like, nn.Module)
-            if whole or not fits:
-                tensors[name] = each
+            fits = base.stored.get(name, tensor).shape == tensor.shape
+            unpacked = isinstance(form, str) or len(form.sources) < 2
+            if unpacked or not fits or isinstance(like, nn.Module):
+                tensors[name] = tensor
                 continue
             for source in form.sources:
-                self._in_parts[source], shape = form, base.files[source].shape
-                cut = partial(self._cut, form, source, each.file)
-                plain = self.files[source] if source in self.sources(name) else None
-                tensors[source] = plain or replace(each, shape=shape, read=cut)
-        for name, each in self.surplus:
-            tensors.setdefault(name, each)
-        for names in base.ties if base is not self else ():  # tied there
-            present = [name for name in names if name in tensors]
-            for name in present[1:]:
-                if torch.equal(tensors[present[0]].read(), tensors[name].read()):
-                    del tensors[name]
-            if present and names[0] not in tensors:
-                tensors[names[0]] = tensors.pop(present[0])
-        for names in self.ties if base is not self else ():  # tied here, but not there
-            for name in names:
-                if name in base.tensors and names[0] in tensors:
-                    tensors.setdefault(name, tensors[names[0]])
+                self._part_forms[source] = form
+                cut = partial(self._cut, form, source, tensor.file)
+                part = replace(tensor, shape=base.files[source].shape, read=cut)
+                tensors[source] = self.files[source] if source in self.sources(name) else part
+        for name, tensor in self.surplus:
+            tensors.setdefault(name, tensor)
+        if base is not self:
+            for names in base.ties:
+                present = [name for name in names if name in tensors]
+                for name in present[1:]:
+                    if torch.equal(tensors[present[0]].read(), tensors[name].read()):
+                        del tensors[name]
+                if present and names[0] not in tensors:
+                    tensors[names[0]] = tensors.pop(present[0])
+            for names in self.ties:  # tied here, but not in the base
+                for name in names:
+                    if name in base.tensors and names[0] in tensors:
+                        tensors.setdefault(name, tensors[names[0]])
         self.tensors = dict(sorted(tensors.items()))
 
     def _cut(self, form: Conversion, source: str, file: object) -> Tensor:
         """Return a part, as the base stores it, of a tensor that is packed here."""
-        if self._last[0] is not form:
-            made = {name: self.stored[name].read() for name in form.made}
-            self._last = form, form.to_sources(made)
-        if self._last[1].keys() != form.sources.keys():
-            problem = f"{next(iter(form.made))} cannot be cut into the parts that the base stores"
+        if self._last_cut[0] is not form:
+            targets = {name: self.stored[name].read() for name in form.targets}
+            self._last_cut = form, form.to_sources(targets)
+        _, parts = self._last_cut
+        if parts.keys() != form.sources.keys():
+            problem = f"{[*form.targets][0]} cannot be cut into the parts that the base stores"
             raise BadFile(file, problem, "write all models again with save_pretrained(folder)")
-        return self._last[1][source].clone()
+        return parts[source].clone()
 
-    def to_module(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors by our names under the names of the model's state."""
+    def to_module(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors, named as in `self.tensors`, under the names of the model's state."""
         waiting: dict[Conversion, dict[str, Tensor]] = {}
-        for name, tensor in named:
-            form = self._in_parts.get(name)
+        for name, tensor in tensors:
+            form = self._part_forms.get(name)
             if form is None:
                 yield name, tensor
                 continue
@@ -318,8 +319,8 @@ class ModelCheckpoint(ModelFolder):
 
     def from_module(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the state of a module of this class, packed experts in parts as here."""
-        named = dict(state)
-        for form in self._in_parts.values():
-            if next(iter(form.made)) in named:
-                named |= form.to_sources({name: named.pop(name) for name in form.made})
-        return named
+        tensors = dict(state)
+        for form in self._part_forms.values():
+            if next(iter(form.targets)) in tensors:
+                tensors |= form.to_sources({name: tensors.pop(name) for name in form.targets})
+        return tensors

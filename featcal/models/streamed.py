@@ -1,8 +1,7 @@
 """Stream models from their folders, and check that several compute alike.
 
-Only the parts that compute are in memory; a thread reads the next block meanwhile. Two models with
-the same tensors can still compute differently: another rotary base, number of heads or activation
-leaves every shape as it is.
+Only the parts that compute are in memory; a thread reads the next block meanwhile. Models with the
+same shapes can compute differently, with another rotary base, number of heads or activation.
 """
 
 import re
@@ -85,26 +84,27 @@ class StreamedModel(ModelFolder):
         self._meta = {name: self.module.get_parameter(name) for name in self._names}
         for name in self.stored.keys() - self._meta.keys():
             self.module.get_buffer(name).copy_(self.stored[name].read())
-        self._made = dict[str, Tensor]()  # which files leave out, such as sinusoidal positions
+        # parameters that files leave out, such as sinusoidal positions
+        self._computed = dict[str, Tensor]()
         for name in self._meta.keys() - self.stored.keys():
             if not self._reported(missing={name})[0]:
-                path, _, own = name.rpartition(".")
+                path, _, attribute = name.rpartition(".")
                 part = deepcopy(self.module.get_submodule(path)).to_empty(device="cpu")
                 with torch.random.fork_rng(devices=[]):  # it is drawn first
                     self.module._init_weights(part)
-                self._made[name] = part.get_parameter(own).detach()
+                self._computed[name] = part.get_parameter(attribute).detach()
         first_names = {id(parameter): name for name, parameter in self._meta.items()}
-        self._own = {  # parameters by module, without those of its parts
+        self._direct = {  # names of parameters by module, without those of its parts
             part: [first_names[id(p)] for p in part._parameters.values() if p is not None]
             for part in self.module.modules()
         }
         self._loaded: set[str] = set()
         self._ahead: Future[dict[str, Tensor]] | None = None  # tensors of the next block
         self._lists = [f"{path}." for path in blocks]
-        for path, each in self.module.named_modules():
+        for path, part in self.module.named_modules():
             dotted = f"{path}."
             nested = any(dotted.startswith(o) or o.startswith(dotted) for o in self._lists)
-            if isinstance(each, nn.ModuleList) and not nested:
+            if isinstance(part, nn.ModuleList) and not nested:
                 self._lists.append(dotted)
 
     def check_finite(self, label: str = "") -> None:
@@ -117,8 +117,8 @@ class StreamedModel(ModelFolder):
         part = part_of(self.module, path)
         loaded: list[str] = []
         try:
-            ready = self.cancel()
-            self._load(self._below(part), loaded, ready.result() if ready else {})
+            prefetched = self.cancel()
+            self._load(self._below(part), loaded, prefetched.result() if prefetched else {})
             with unpacked(part):
                 yield part
         finally:
@@ -127,12 +127,12 @@ class StreamedModel(ModelFolder):
     @contextmanager
     def running(self) -> Iterator[nn.Module]:
         """Let every forward load what it needs: blocks while they compute, other modules once."""
-        kept: list[str] = []
+        resident: list[str] = []  # loaded until the end of the `with`
 
         def loading(forward: Callable[..., Any], names: Sequence[str], inside: bool) -> Any:
             @wraps(forward)  # pre-hooks run before and may stop it
             def run(*args: Any, **kwargs: Any) -> Any:
-                loaded = [] if inside else kept
+                loaded = [] if inside else resident
                 try:
                     self._load(names, loaded)
                     return forward(*args, **kwargs)
@@ -150,16 +150,16 @@ class StreamedModel(ModelFolder):
             # and those of lists and embeddings (DeBERTa)
             if any(blocks.startswith(dotted) for blocks in self._lists):
                 parts = [p for p in module.children() if isinstance(p, nn.Embedding) or p in lists]
-                names = [name for part in (module, *parts) for name in self._own[part]]
+                names = [name for part in (module, *parts) for name in self._direct[part]]
             if module not in lists:
                 inside = any(path.startswith(blocks) for blocks in self._lists)
                 forwards.append((module, loading(module.forward, names, inside)))
         try:
-            self._load([next(iter(self._meta))], kept)  # a model reports its device as its own
+            self._load([next(iter(self._meta))], resident)  # a model reports its device as its own
             with replaced_forwards(forwards):
                 yield self.module
         finally:
-            self._drop(kept)
+            self._drop(resident)
 
     def prefetch(self, path: str, thread: Executor) -> None:
         """Let the thread read a block into host memory, for the next `block` or `cancel`."""
@@ -179,8 +179,10 @@ class StreamedModel(ModelFolder):
 
     def _below(self, module: nn.Module) -> list[str]:
         """Return the parameters of a module and of all its parts."""
-        # parts that a forward has made since, as BigBird's for short texts, own none
-        return list(dict.fromkeys(n for part in module.modules() for n in self._own.get(part, ())))
+        names = dict[str, None]()
+        for part in module.modules():  # a forward may have made some since, as BigBird's does
+            names |= dict.fromkeys(self._direct.get(part, ()))
+        return list(names)
 
     def _load(
         self, names: Iterable[str], loaded: list[str], prefetched: Mapping[str, Tensor] = {}
@@ -189,7 +191,7 @@ class StreamedModel(ModelFolder):
         for name in names:
             if name in self._loaded:
                 continue
-            tensor = prefetched.get(name, self._made.get(name))
+            tensor = prefetched.get(name, self._computed.get(name))
             if tensor is None:
                 tensor = self._override(name)
             if tensor is None:
@@ -218,7 +220,7 @@ ModelHandle = InMemoryModel | StreamedModel
 def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield one block of every model by name, reading the next while the caller uses one."""
     names = sorted(models)
-    streamed = {name: each for name, each in models.items() if isinstance(each, StreamedModel)}
+    streamed = {name: model for name, model in models.items() if isinstance(model, StreamedModel)}
     with ThreadPoolExecutor(1, "featcal-read") as thread:
         try:
             for name, following in zip(names, [*names[1:], ""], strict=True):
@@ -227,8 +229,8 @@ def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str,
                         streamed[following].prefetch(path, thread)
                     yield name, block
         finally:
-            for each in streamed.values():
-                each.cancel()
+            for model in streamed.values():
+                model.cancel()
 
 
 def require_same_tensors(
@@ -248,8 +250,8 @@ def require_same_tensors(
     for there, shapes in others:
         for name in sorted(reference.keys() ^ shapes.keys()):
             if name.startswith(inside) or "pooler" not in name.split("."):
-                lacks, known = (there, shapes) if name in reference else (here, reference)
-                raise MissingTensor(lacks, name, known)
+                label, names = (there, shapes) if name in reference else (here, reference)
+                raise MissingTensor(label, name, names)
         for name in (n for n in reference if n in shapes):
             this, that = reference[name], shapes[name]
             if this != that and (name.startswith(inside) or this[1:] != that[1:]):
@@ -257,18 +259,16 @@ def require_same_tensors(
 
 
 def require_one_family(kinds: Mapping[str, type]) -> None:
-    """Raise TensorsDiffer unless the classes, by label, have their configs in one module.
-
-    Same tensor names and shapes do not make one family: RoBERTa's are BERT's with another meaning.
-    """
+    """Raise TensorsDiffer unless the classes, by label, have their configs in one module."""
+    # names and shapes do not show a family: RoBERTa's are BERT's with another meaning
     (here, this), *others = kinds.items()
     for there, that in others:
-        ours, theirs = (getattr(kind, "config_class", None) for kind in (this, that))
-        if getattr(ours, "__module__", None) != getattr(theirs, "__module__", None):
-            named = here, this.__name__, there, that.__name__
+        configs = (getattr(kind, "config_class", None) for kind in (this, that))
+        if len({getattr(config, "__module__", None) for config in configs}) > 1:
             alike = "if both compute alike, give them the same class in config.json"
             way_out = f"all models must be of one family; {alike}"
-            raise TensorsDiffer("the architecture", *named, way_out)
+            classes = here, this.__name__, there, that.__name__
+            raise TensorsDiffer("the architecture", *classes, way_out)
 
 
 def require_same_configs(configs: Mapping[str, Any]) -> None:
@@ -283,8 +283,8 @@ def require_same_configs(configs: Mapping[str, Any]) -> None:
         pair = next(((this, that) for this, that in pairs if type(this) is type(that)), None)
         if pair is None:
             continue
-        ours, theirs = (dict(_computing(each)) for each in pair)
-        values = {key: (ours.get(key), theirs.get(key)) for key in {**ours, **theirs}}
+        first, second = (dict(_computing(config)) for config in pair)
+        values = {key: (first.get(key), second.get(key)) for key in {**first, **second}}
         differ = "; ".join(
             f"{key}: {that!r} and {this!r}"
             for key, (this, that) in values.items()
@@ -306,9 +306,9 @@ def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str
             yield from _computing(tower, f"{prefix}{key}.")
         elif key in known and HARMLESS.fullmatch(key) is None:
             if isinstance(value, Mapping):
-                # rope_parameters may have rope_type also by its old name
-                own = {f"{prefix}{key}.{n}": each for n, each in value.items() if n != "type"}
-                yield from own.items()
+                for name, parameter in value.items():
+                    if name != "type":  # the old name of rope_type in rope_parameters
+                        yield f"{prefix}{key}.{name}", parameter
             else:
                 value = list(value) if isinstance(value, tuple) else value
                 yield prefix + key, SAME.get(value, value) if isinstance(value, str) else value

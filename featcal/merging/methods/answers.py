@@ -8,8 +8,7 @@ as in FusionBench (fusion_bench/method/fisher_merging/fisher_merging.py), which 
 per batch, where the definition has one per sample. Gradient matching: Daheim et al., ICLR 2024
 (arXiv 2310.12808); in the authors' code (UKPLab/iclr2024-model-merging,
 code/uncertainty_based_gradient_matching.py) H₀ comes from pretraining samples, which are not
-available here: it comes from the base's answers to the experts' samples. All models and diagonals
-are in memory.
+available here: it comes from the base's answers to the experts' samples. All models are in memory.
 
 n samples · h width of the encoder · p width of a feature · K classes of a task."""
 
@@ -83,8 +82,8 @@ class Mixture:
         for name in self.names:
             base, experts = job.read(name)
             self.base[name] = base
-            own = [vector.to(base.dtype) for vector in task_vectors(base, experts)]
-            self.vectors[name] = torch.stack(own)
+            vectors = [vector.to(base.dtype) for vector in task_vectors(base, experts)]
+            self.vectors[name] = torch.stack(vectors)
         shape = (len(job.experts), len(self.names) if granularity == "layer" else 1)
         self.coefficients = torch.full(shape, start, dtype=torch.float64, requires_grad=True)
         self._clamp = clamp
@@ -109,16 +108,17 @@ class Mixture:
         columns = []
         for name in self.names:
             gradient, flat = mixed[name].grad, self.vectors[name].flatten(1)
-            known = gradient is not None
-            columns.append(flat @ gradient.flatten() if known else flat.new_zeros(len(flat)))
+            unused = gradient is None
+            columns.append(flat.new_zeros(len(flat)) if unused else flat @ gradient.flatten())
         torch.autograd.backward(self.effective(), torch.stack(columns, dim=1).to(self.coefficients))
 
 
 def endless(task: str, batches: Batches, model: nn.Module) -> Iterator[tuple[int, Batch]]:
     """Yield numbered batches forever; an iterable that shuffles does so in every round."""
     number = -1
-    for each_round in [cycle(batches)] if isinstance(batches, Iterator) else cycle([batches]):
-        for number, batch in enumerate(each_round):
+    rounds = [cycle(batches)] if isinstance(batches, Iterator) else cycle([batches])
+    for shuffled in rounds:
+        for number, batch in enumerate(shuffled):
             of_batches.check_batch(task, number, batch, model)
             yield number, batch
         if number < 0:
@@ -172,12 +172,11 @@ def learn(
         for step in range(steps):
             mixed, loss = mixture.tensors(), 0.0
             for first in range(0, len(turns), len(models)):
-                now = turns[first : first + len(models)]
-                answered = [(task, *next(streams[task])) for task in now]
-                for entropies, gradients in threads.map(
-                    partial(entropy_gradients, job, mixed), models, answered
-                ):
-                    loss += entropies
+                tasks = turns[first : first + len(models)]
+                numbered = [(task, *next(streams[task])) for task in tasks]
+                run = partial(entropy_gradients, job, mixed)
+                for task_entropy, gradients in threads.map(run, models, numbered):
+                    loss += task_entropy
                     for tensor, gradient in zip(mixed.values(), gradients, strict=True):
                         if gradient is not None:
                             old = tensor.grad
@@ -209,10 +208,7 @@ def entropy_gradients(
 def squared_gradients(
     job: MergeJob, model: nn.Module, source: Tensors, task: str, seed: int, purpose: str = "fisher"
 ) -> tuple[dict[str, Tensor], int]:
-    """Return Σ (∂ log p(y | x) / ∂θ)² over the n samples of a task by tensor in float64, and n.
-
-    Each label y is drawn from the model's own p(· | x), with the tensors of `source` as θ.
-    """
+    """Return Σ (∂ log p(y | x) / ∂θ)² over the n samples of a task by tensor in float64, and n."""
     tensors = {n: source[n].finite().to(job.device).requires_grad_() for n in job.names}
     sums = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
     draws, count = generator(task, purpose, seed), 0
@@ -221,7 +217,7 @@ def squared_gradients(
         for sample in of_batches.single_samples([batch]):
             with of_batches.naming(task, number), exact_products():
                 logits = zero_shot_logits(job.head, model, tensors, task, sample)  # (1, K)
-                log_p = logits.log_softmax(-1)
+                log_p = logits.log_softmax(-1)  # from which the label y is drawn
                 label = torch.multinomial(log_p.detach().double().exp().cpu(), 1, generator=draws)
                 log_p_of_label, leaves = log_p[0, int(label)], list(tensors.values())
                 gradients = torch.autograd.grad(log_p_of_label, leaves, allow_unused=True)
@@ -247,10 +243,8 @@ def _add_squares(total: Tensor, gradient: Tensor) -> None:
 
 def fisher_weights(fishers: Sequence[State], floor: float) -> list[float]:
     """Return cᵢ = 1 / (‖Fᵢ‖ + floor) over the whole model."""
-    return [
-        1 / (float(torch.stack([F.square().sum() for F in own.values()]).sum().sqrt()) + floor)
-        for own in fishers
-    ]
+    squares = (torch.stack([F.square().sum() for F in fisher.values()]) for fisher in fishers)
+    return [1 / (float(square.sum().sqrt()) + floor) for square in squares]
 
 
 def fisher_tensor(
@@ -282,7 +276,7 @@ def fisher(
     weights = fisher_weights(fishers, floor) if normalize else [1.0] * len(fishers)
     for name in job.names:
         base, experts = job.read(name)
-        yield name, fisher_tensor(base, experts, [own[name] + floor for own in fishers], weights)
+        yield name, fisher_tensor(base, experts, [F[name] + floor for F in fishers], weights)
 
 
 def matched_tensor(
@@ -292,10 +286,10 @@ def matched_tensor(
 
     A large H₀ gives task arithmetic of scale α; H₀ = 0 with α = 1 gives Fisher merging.
     """
-    whole = H0 + scale * tensor_sum(curvatures)
+    total = H0 + scale * tensor_sum(curvatures)
     vectors = task_vectors(base, experts)
     weighted = [(H0 + H) * vector for H, vector in zip(curvatures, vectors, strict=True)]
-    return (base.double() + scale * tensor_sum(weighted) / whole).to(base.dtype)
+    return (base.double() + scale * tensor_sum(weighted) / total).to(base.dtype)
 
 
 @method(
@@ -321,9 +315,9 @@ def gradient_matching(
     """
     of_batches.check_tasks(job.experts, job.batches)
     squares = partial(squared_gradients, job, encoder(job, "gradient_matching"), seed=seed)
-    own = [squares(expert, task)[0] for task, expert in job.experts.items()]
-    origin = [squares(job.base, task, purpose="base's fisher")[0] for task in job.experts]
+    of_experts = [squares(expert, task)[0] for task, expert in job.experts.items()]
+    of_base = [squares(job.base, task, purpose="base's fisher")[0] for task in job.experts]
     for name in job.names:
         base, experts = job.read(name)
-        H0 = base_weight * tensor_sum([each[name] for each in origin]) / len(origin) + floor
-        yield name, matched_tensor(base, experts, H0, [each[name] for each in own], scale)
+        H0 = base_weight * tensor_sum([sums[name] for sums in of_base]) / len(of_base) + floor
+        yield name, matched_tensor(base, experts, H0, [sums[name] for sums in of_experts], scale)

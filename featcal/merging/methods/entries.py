@@ -21,7 +21,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from featcal.core import generator
-from featcal.merging import tensors as of_tensors
+from featcal.merging import tensors
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.tensors import in_pieces, kth_smallest, magnitudes, task_vectors, tensor_sum
 from featcal.settings import Fraction, PositiveFraction, require
@@ -35,7 +35,7 @@ DropRate = Annotated[float, Field(ge=0, lt=1)]
 def average(job: MergeJob) -> NamedTensors:
     """Yield θ = (1/N) Σ θᵢ; the base has no part in it."""
     for name in job.names:
-        yield name, of_tensors.average_tensor(*job.read(name))
+        yield name, tensors.average_tensor(*job.read(name))
 
 
 @method(source="Ilharco et al., 2023", scale=0.3)
@@ -72,24 +72,23 @@ def mask_row_entries(vector: Tensor, keep: float, remove: float) -> Tensor:
     n = vector.shape[-1]
     order = vector.abs().argsort(dim=-1, descending=True, stable=True)
     first = int(n * remove)
-    kept = order[..., first : first + int(n * keep)]
-    return vector * torch.zeros_like(vector).scatter_(-1, kept, 1.0)
+    indices = order[..., first : first + int(n * keep)]
+    return vector * torch.zeros_like(vector).scatter_(-1, indices, 1.0)
 
 
 @method(source="Davari and Belilovsky, 2024", scale=0.2)
 def breadcrumbs(job: MergeJob, keep: Fraction = 0.15, remove: Fraction = 0.006) -> NamedTensors:
     """Yield the task vector of every tensor by Model Breadcrumbs, τ = Σ mᵢ ∘ τᵢ.
 
-    keep, remove: shares of a row's entries, by magnitude. These and the scale are what the
-                  authors' search tries first.
+    keep, remove: shares of a row's entries, by magnitude; as the scale, the first the authors try.
     """
     expected = f"must be at most 1 - remove = {1 - remove:g}"
     require(keep + remove <= 1, "merge.breadcrumbs.keep", keep, expected)
-    turned = of_tensors.conv1d_names(job.base)
+    transposed = tensors.conv1d_names(job.base)
     for name in job.names:
-        vectors = [v.T if name in turned else v for v in task_vectors(*job.read(name))]
+        vectors = [v.T if name in transposed else v for v in task_vectors(*job.read(name))]
         total = tensor_sum([mask_row_entries(vector, keep, remove) for vector in vectors])
-        yield name, total.T if name in turned else total
+        yield name, total.T if name in transposed else total
 
 
 def trim(vectors: Sequence[Tensor], cuts: Sequence[float]) -> list[Tensor]:
@@ -138,7 +137,7 @@ def ties(
     @cache
     def majority() -> float:
         """Return the sign of the sum of all entries' signs over the whole model."""
-        pieces = of_tensors.vector_pieces(job, *job.names)
+        pieces = tensors.vector_pieces(job, *job.names)
         total = sum(float(tensor_sum(trim(vectors, cuts)).sign().sum()) for vectors in pieces)
         return float((total > 0) - (total < 0))
 
@@ -146,21 +145,18 @@ def ties(
 
 
 def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
-    """Return the job with experts θ₀ + m ∘ τᵢ / (1 − p) in float64, equal at every reading.
-
-    Entries of m, drawn on the CPU to be alike on every device, are 0 with probability p, so the
-    mean of m ∘ τᵢ / (1 − p) is τᵢ.
-    """
+    """Return the job with experts θ₀ + m ∘ τᵢ / (1 − p) in float64; mᵢ is 0 with probability p."""
 
     def sparse(task: str, name: str) -> Tensor:
         base = job.base[name].finite().double()
         vector = job.experts[task][name].finite().double() - base
+        # alike at every reading and, drawn on the CPU, on every device
         draws = torch.rand(vector.shape, generator=generator(task, f"dare {name}", seed))
         return base + vector * (draws >= drop).to(vector.device) / (1 - drop)
 
     experts = {
-        task: {name: replace(each, read=partial(sparse, task, name)) for name, each in own.items()}
-        for task, own in job.experts.items()
+        task: {n: replace(lazy, read=partial(sparse, task, n)) for n, lazy in expert.items()}
+        for task, expert in job.experts.items()
     }
     return replace(job, experts=experts)
 
@@ -194,22 +190,21 @@ def pcb_tensor(vectors: Sequence[Tensor], spans: Sequence[Range], cuts: Sequence
     """Return τ = Σ wᵢ τ̃ᵢ / Σ wᵢ, wᵢ = (max(βᵢ, cut) − cut) / (max βᵢ − cut), with τ̃ᵢ of clamped
     magnitude; 0 where no entry competes. cuts: each expert's smallest competing β, and largest.
     """
-    merged, weight = torch.zeros_like(vectors[0]), torch.zeros_like(vectors[0])
+    merged, total_weight = torch.zeros_like(vectors[0]), torch.zeros_like(vectors[0])
     total = tensor_sum(vectors)
     for vector, span, (low, high) in zip(vectors, spans, cuts, strict=True):
         beta = balance(vector, total, span, len(vectors))
-        own = (beta.clamp_min(low) - low) / (high - low or 1.0)
-        merged += own * vector.sign() * vector.abs().clamp(*span)
-        weight += own
-    return merged / weight.clamp_min(1e-12)
+        w = (beta.clamp_min(low) - low) / (high - low or 1.0)
+        merged += w * vector.sign() * vector.abs().clamp(*span)
+        total_weight += w
+    return merged / total_weight.clamp_min(1e-12)
 
 
 @method(source="Du et al., 2024", scale=1.2)
 def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
     """Yield the task vector of every tensor by PCB-Merging.
 
-    ratio: share of each expert's entries that compete, those of highest β. Ratio and scale are the
-           authors' for CLIP.
+    ratio: share of each expert's entries that compete, by β. It and the scale are the authors'.
     """
     count, entries = len(job.experts), sum(math.prod(job.base[name].shape) for name in job.names)
     job.progress("pcb: magnitudes")
@@ -223,7 +218,7 @@ def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
 
     def balances() -> Iterator[list[Tensor]]:
         """Yield β of every expert; 0 where it opposes the sum, as such entries never win."""
-        for vectors in of_tensors.vector_pieces(job, *job.names):
+        for vectors in tensors.vector_pieces(job, *job.names):
             total, betas = tensor_sum(vectors), []
             for i, (vector, span) in enumerate(zip(vectors, spans, strict=True)):
                 betas.append(balance(vector, total, span, count).clamp_min(0))

@@ -17,19 +17,16 @@ from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from featcal.errors import Diverged
-from featcal.merging import tensors as of_tensors
+from featcal.merging import tensors
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import VOCABULARY
-from featcal.merging.tensors import average_tensor, matrix_by_matrix, stacked_vectors, tensor_sum
 from featcal.settings import Fraction, PositiveFraction, require
 
 
 def thin_svd(matrix: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return U (o, k), S (k,), Vᵀ (k, d) of a matrix (o, d) of numerical rank k.
-
-    Singular values up to max(o, d) ε of `size`, else of the largest, are rounding.
-    """
+    """Return U (o, k), S (k,), Vᵀ (k, d) of a matrix (o, d) of numerical rank k."""
     U, S, Vt = torch.linalg.svd(matrix, full_matrices=False)
+    # singular values up to max(o, d) ε of `size`, else of the largest, are rounding
     rounding = (S[0] if size is None else size) * max(matrix.shape) * torch.finfo(S.dtype).eps
     rank = int((rounding < S).sum())
     return U[:, :rank], S[:rank], Vt[:rank]
@@ -48,7 +45,7 @@ def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
     """
     rank = min(vectors[0].shape) // len(vectors)
     if not rank:
-        return tensor_sum(vectors) / len(vectors)
+        return tensors.tensor_sum(vectors) / len(vectors)
     parts = [(U[:, :rank], S[:rank], Vt[:rank].T) for U, S, Vt in map(thin_svd, vectors)]
     left, values, right = zip(*parts, strict=True)
     U, V = orthogonal(torch.cat(left, 1)), orthogonal(torch.cat(right, 1))
@@ -61,12 +58,12 @@ def tsv_merge(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> NamedTens
 
     exclude: names, with * for any letters, of matrices that are averaged. Default: token tables.
     """
-    yield from matrix_by_matrix(job, exclude, tsv_matrix)
+    yield from tensors.matrix_by_matrix(job, exclude, tsv_matrix)
 
 
 def iso_c_matrix(vectors: Sequence[Tensor]) -> Tensor:
     """Return τ = σ̄ U Vᵀ, (o, d), of the numerical rank of U S Vᵀ = Σ τᵢ; σ̄ is the mean of S."""
-    U, S, Vt = thin_svd(tensor_sum(vectors))
+    U, S, Vt = thin_svd(tensors.tensor_sum(vectors))
     return (S.mean() if len(S) else 0.0) * (U @ Vt)
 
 
@@ -77,7 +74,7 @@ def iso_c(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> NamedTensors:
     The authors try scales up to 3, and FusionBench prints results of 1.5.
     exclude: names, with * for any letters, of matrices that are averaged. Default: token tables.
     """
-    yield from matrix_by_matrix(job, exclude, iso_c_matrix)
+    yield from tensors.matrix_by_matrix(job, exclude, iso_c_matrix)
 
 
 def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
@@ -88,16 +85,16 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
     As for Iso-C, only directions of the numerical rank count.
     """
     r, count = min(vectors[0].shape), len(vectors)
-    own = round((r - int(r * common)) / count)
-    first = max(0, r - own * count)
-    U, S, Vt = thin_svd(tensor_sum(vectors))
+    k = round((r - int(r * common)) / count)
+    first = max(0, r - k * count)
+    U, S, Vt = thin_svd(tensors.tensor_sum(vectors))
     parts = [(U[:, :first], S[:first], Vt[:first].T)]
     for vector in vectors:
         P, s, Qt = thin_svd(vector - U[:, :first] @ (U[:, :first].T @ vector), vector.norm())
-        parts.append((P[:, :own], s[:own], Qt[:own].T))
+        parts.append((P[:, :k], s[:k], Qt[:k].T))
     left, values, right = zip(*parts, strict=True)
-    kept = torch.cat(values)
-    mean = kept.mean() if len(kept) else 0.0
+    spectrum = torch.cat(values)
+    mean = spectrum.mean() if len(spectrum) else 0.0
     return mean * orthogonal(torch.cat(left, 1)) @ orthogonal(torch.cat(right, 1)).T
 
 
@@ -110,7 +107,7 @@ def iso_cts(
     common:  share of directions that the experts have in common.
     exclude: as for iso_c.
     """
-    yield from matrix_by_matrix(job, exclude, partial(iso_cts_matrix, common=common))
+    yield from tensors.matrix_by_matrix(job, exclude, partial(iso_cts_matrix, common=common))
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ class Interference:
             if size > 0:
                 gram = vector.T @ vector / size  # (d, d)
                 G, R, c = G + gram, R + vector @ gram, c + float(gram.square().sum() * size)
-        return cls(G, R, c, tensor_sum(vectors))
+        return cls(G, R, c, tensors.tensor_sum(vectors))
 
     def loss(self, tau: Tensor) -> float:
         """Return L(τ) in float64, at least 0."""
@@ -144,11 +141,8 @@ class Interference:
         return self.R @ torch.linalg.pinv(self.G, hermitian=True, rtol=rtol)
 
 
-def minimize(problem: Interference, steps: int, rate: float, at: str) -> tuple[Tensor, list[float]]:
-    """Minimise by Adam from Σ τᵢ. Returns: τ, and the loss before every step and at the end.
-
-    From a start that is a minimum Adam can only climb: the start is returned if the end is above.
-    """
+def minimize(problem: Interference, steps: int, rate: float, of: str) -> tuple[Tensor, list[float]]:
+    """Minimise by Adam from Σ τᵢ. Returns: τ, and the loss before every step and at the end."""
     tau = problem.start.clone()
     adam = torch.optim.Adam([tau], lr=rate)
     losses = []
@@ -158,10 +152,11 @@ def minimize(problem: Interference, steps: int, rate: float, at: str) -> tuple[T
         losses.append(max(0.0, inner + problem.c))
         if not losses[-1] < float("inf"):
             look = "overflowing values in the experts"
-            raise Diverged(f"wudi: {at}", step, "merge.rate", rate, look)
+            raise Diverged(f"wudi: {of}", step, "merge.rate", rate, look)
         if step < steps:
             tau.grad = 2 * (product - problem.R)
             adam.step()
+    # from a start that is the minimum, Adam can only climb
     return (tau if losses[-1] <= losses[0] else problem.start), losses
 
 
@@ -188,12 +183,12 @@ def wudi(
     require(not closed or steps is None, "merge.wudi.steps", steps, "is for other variants only")
     require(closed or rtol is None, "merge.wudi.rtol", rtol, "is for closed_form only")
     count = (300 if official else 400) if steps is None else steps
-    alone = [(name,) for name in of_tensors.matrix_names(job, exclude)]
-    groups = of_tensors.linear_groups(job, exclude) if official else alone
-    turned = of_tensors.conv1d_names(job.base)
+    matrices = [(name,) for name in tensors.matrix_names(job, exclude)]
+    groups = tensors.linear_groups(job, exclude) if official else matrices
+    transposed = tensors.conv1d_names(job.base)
     ends, curve = dict[str, dict[str, float]](), list[float]()
     for number, names in enumerate(groups, start=1):
-        W0, vectors, rows = stacked_vectors(job, names, turned)
+        W0, vectors, rows = tensors.stacked_vectors(job, names, transposed)
         problem = Interference.of(vectors)
         if closed:
             tau = problem.minimum(rtol)
@@ -207,11 +202,11 @@ def wudi(
         ends[" + ".join(names)] = {"start": losses[0], "end": min(losses[0], losses[-1])}
         job.progress(f"wudi {number}/{len(groups)}: {names[0]}  {losses[0]:.4g} → {losses[-1]:.4g}")
         for name, part in zip(names, torch.split(W0 + tau.double(), rows), strict=True):
-            yield name, (part.T if name in turned else part).to(job.base[name].dtype)
+            yield name, (part.T if name in transposed else part).to(job.base[name].dtype)
     job.record.update(loss=curve, matrices=ends)
     for name in sorted(set(job.names) - {name for names in groups for name in names}):
         base, experts = job.read(name)
-        yield name, base if official else average_tensor(base, experts)
+        yield name, base if official else tensors.average_tensor(base, experts)
 
 
 @method(source="Cheng et al., 2025, at the minimum of its loss")

@@ -13,13 +13,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor, nn
 from transformers import CLIPModel
 
-from featcal.calibration import features as of_features
+from featcal.calibration import features
 from featcal.calibration.features import StudentTeacherFeatures, TaskFeatures
 from featcal.calibration.observe import BlockSpec, Site, row_weights, shared_sites
 from featcal.calibration.scratch import Spool
@@ -69,27 +70,25 @@ class ForwardOrder:
 
     job: MergeJob
     solve: SolveSite
-    own: bool  # carry every expert's own features, or those of the merge so far
+    per_expert: bool  # carry every expert's own features, or those of the merge so far
     norms: bool = False  # merge their scales as LOT does
 
     def __post_init__(self) -> None:
         check_tasks(self.job.experts, self.job.batches)
         self.worker = self.job.structure().to(self.job.device).eval()
-        separate = sorted(set(self.job.names) - self.worker.state_dict().keys())
-        if separate:  # experts of an MoE
-            problem = (
-                f"{separate[0]} is stored separately, but this method runs blocks that join it"
-            )
+        extra = sorted(set(self.job.names) - self.worker.state_dict().keys())
+        if extra:  # experts of an MoE
+            problem = f"{extra[0]} is stored separately, but this method runs blocks that join it"
             way_out = "save all models with save_pretrained(folder, save_original_format=False)"
-            raise BadFile(self.job.base[separate[0]].file, problem, way_out)
+            raise BadFile(self.job.base[extra[0]].file, problem, way_out)
         self.plan = plan_for(self.worker)
-        several = len(self.plan.stacks) > 1  # then batches are read once per stack
-        given = ((task, self.job.batches[task]) for task in self.job.experts)
-        self.batches = {task: list(own) if several else own for task, own in given}
-        whole = self.batches.values() if isinstance(self.worker, CLIPModel) else ()
-        expected = "must have texts too; to merge vision towers, give experts of CLIPVisionModel"
-        for keys in (list(batch) for own in whole for batch in own):
-            require("input_ids" in keys, "merge.batches", keys, expected)
+        self.batches = {task: self.job.batches[task] for task in self.job.experts}
+        if len(self.plan.stacks) > 1:  # batches are read once per stack
+            self.batches = {task: list(batches) for task, batches in self.batches.items()}
+        if isinstance(self.worker, CLIPModel):
+            needs = "must have texts too; to merge vision towers, give experts of CLIPVisionModel"
+            for batch in chain.from_iterable(self.batches.values()):
+                require("input_ids" in batch, "merge.batches", list(batch), needs)
         # without a limit: all features stay on their device
         self.spool = Spool(sys.maxsize, sys.maxsize, tempfile.gettempdir())
         self.tokens: dict[str, int] = self.job.record.setdefault("tokens", {})
@@ -99,7 +98,7 @@ class ForwardOrder:
     def tensors(self) -> NamedTensors:
         """Yield every tensor of the job."""
         done, state = set[str](), self.worker.state_dict()
-        if not self.own:  # outside the blocks the merge so far is the mean
+        if not self.per_expert:  # outside the blocks the merge so far is the mean
             inside = tuple(f"{stack.blocks}." for stack in self.plan.stacks)
             for name in self.job.names:
                 if not name.startswith(inside):
@@ -116,7 +115,7 @@ class ForwardOrder:
                 self.job.progress(f"{path[:-1]}  {len(tasks)} tasks")
         for name in sorted(set(self.job.names) - done):
             base, experts = self.job.read(name)
-            average = self.own or state[name].data_ptr() in self.before
+            average = self.per_expert or state[name].data_ptr() in self.before
             yield name, average_tensor(base, experts) if average else base
 
     def _merge_block(
@@ -126,19 +125,19 @@ class ForwardOrder:
         sums = []
         for task, expert in self.job.experts.items():
             copy_tensors(expert, self.worker, path)
-            sums.append(sum_block(block, feeder, stack, tasks[task], move=self.own))
+            sums.append(sum_block(block, feeder, stack, tasks[task], move=self.per_expert))
         solved = self._solve_block(path, block, sums)
         merged = {name: tensor.to(self.job.base[name].dtype) for name, tensor in solved}
         for name in self.job.names:
             if name.startswith(path) and name not in merged:
                 merged[name] = average_tensor(*self.job.read(name))
-        if not self.own:
+        if not self.per_expert:
             copy_tensors(self.job.base, self.worker, path)
             state = self.worker.state_dict()
             for name, tensor in merged.items():
                 state[name].copy_(tensor)
-            for features in tasks.values():
-                of_features.advance(block, stack, features.teacher)
+            for task in tasks.values():
+                features.advance(block, stack, task.teacher)
         return merged
 
     def _solve_block(self, path: str, block: nn.Module, sums: Sequence[BlockSums]) -> NamedTensors:
@@ -147,26 +146,27 @@ class ForwardOrder:
         for site in grams[0]:
             names = [f"{path}{linear}.weight" for linear in site]
             linears = [isinstance(block.get_submodule(linear), nn.Linear) for linear in site]
-            turned = {name for name, linear in zip(names, linears, strict=True) if not linear}
-            W0, vectors, rows = stacked_vectors(self.job, names, turned)
-            merged = self.solve(path + site[0], [own[site] for own in grams], W0, vectors)
+            transposed = {name for name, linear in zip(names, linears, strict=True) if not linear}
+            W0, vectors, rows = stacked_vectors(self.job, names, transposed)
+            merged = self.solve(path + site[0], [by_site[site] for by_site in grams], W0, vectors)
             for name, part in zip(names, torch.split(merged, rows), strict=True):
-                yield name, (part.T if name in turned else part).contiguous()
-        for norm in squares[0] if self.norms else ():
-            name = f"{path}{norm}.weight"
-            base, experts = self.job.read(name)
-            tau = lot_scale([own[norm] for own in squares], task_vectors(base, experts))
-            yield name, base.to(SUM_DTYPE) + tau
+                yield name, (part.T if name in transposed else part).contiguous()
+        if self.norms:
+            for norm in squares[0]:
+                name = f"{path}{norm}.weight"
+                base, experts = self.job.read(name)
+                tau = lot_scale([by_norm[norm] for by_norm in squares], task_vectors(base, experts))
+                yield name, base.to(SUM_DTYPE) + tau
 
     def _start(
         self, task: str, feeder: Stack | None, stack: Stack, fed: StudentTeacherFeatures | None
     ) -> StudentTeacherFeatures:
         """Return a task's features before a stack's first block; `fed` are those after `feeder`."""
         if feeder and fed:
-            model = self.job.experts[task] if self.own else self.job.base
+            model = self.job.experts[task] if self.per_expert else self.job.base
             copy_tensors(model, self.worker, f"{feeder.exit}.")
-            of_features.leave_stack(self.worker, feeder, fed.teacher)
-        if self.own:
+            features.leave_stack(self.worker, feeder, fed.teacher)
+        if self.per_expert:
             copy_tensors(self.job.experts[task], self.worker)
         # before a later stack only its own part counts: the others ran after blocks
         part = "" if stack is self.plan.stacks[0] else stack.blocks.partition(".")[0]
@@ -175,11 +175,11 @@ class ForwardOrder:
             self.before |= {p.data_ptr() for p in module.parameters(recurse=False)}
 
         modules = self.worker.get_submodule(part).modules()
-        own = self.worker, stack, self.batches[task], self.spool
+        arguments = self.worker, stack, self.batches[task], self.spool, feeder
         with hooked([module.register_forward_pre_hook(note) for module in modules]):
-            features = of_features.first_features(task, [], *own, feeder, fed if feeder else None)
-        self.tokens[task] = self.tokens.get(task, 0) + features.tokens
-        return features
+            first = features.first_features(task, [], *arguments, fed if feeder else None)
+        self.tokens[task] = self.tokens.get(task, 0) + first.tokens
+        return first
 
 
 def sum_block(
@@ -216,9 +216,9 @@ def sum_block(
 def copy_tensors(tensors: Tensors, module: nn.Module, path: str = "") -> None:
     """Copy a model's tensors into a module, or only those below a path."""
     state = module.state_dict()
-    for name, each in tensors.items():
+    for name, tensor in tensors.items():
         if name.startswith(path):
-            state[name].copy_(each.finite())
+            state[name].copy_(tensor.finite())
 
 
 def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], label: str = "linear") -> Tensor:
@@ -236,13 +236,13 @@ def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], label: str = "lin
     return torch.cholesky_solve(right, factor).T.contiguous()
 
 
-def regression_mean(job: MergeJob, off_diagonal: float | None, own: bool) -> NamedTensors:
-    """Yield every tensor; `own` as of ForwardOrder. Each task's G is divided by its tokens."""
+def regression_mean(job: MergeJob, off_diagonal: float | None, per_expert: bool) -> NamedTensors:
+    """Yield every tensor; `per_expert` as in ForwardOrder. Each G is divided by its tokens."""
 
     def solve(label: str, grams: Sequence[Gram], W0: Tensor, vectors: list[Tensor]) -> Tensor:
         return W0 + regmean_matrix([gram.mean(factor) for gram in grams], vectors, label)
 
-    merge = ForwardOrder(job, solve, own)
+    merge = ForwardOrder(job, solve, per_expert)
     factor = off_diagonal
     if factor is None:
         config = getattr(merge.worker, "config", None)
@@ -259,7 +259,7 @@ def regmean(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors
     off_diagonal: factor of the Gram matrices off their diagonal. Default: 0.1 for texts, as the
                   authors' runs have it, and 0.95 for images, as FusionBench's.
     """
-    yield from regression_mean(job, off_diagonal, own=True)
+    yield from regression_mean(job, off_diagonal, per_expert=True)
 
 
 @method(source="Nguyen et al., 2025", needs=("batches",))
@@ -268,7 +268,7 @@ def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction | None = None) -> Na
 
     Tensors after the last block stay the base's.
     """
-    yield from regression_mean(job, off_diagonal, own=False)
+    yield from regression_mean(job, off_diagonal, per_expert=False)
 
 
 def conjugate_gradients(G: Tensor, R: Tensor, start: Tensor, steps: int) -> tuple[Tensor, int]:
@@ -299,17 +299,17 @@ def mats(
     scale:        s of the task arithmetic they start from.
     off_diagonal: as for regmean; 1 leaves the Gram matrices as they are.
     """
-    made: dict[str, int] = {}
+    step_counts: dict[str, int] = {}
 
     def solve(label: str, grams: Sequence[Gram], W0: Tensor, vectors: list[Tensor]) -> Tensor:
         G = [gram.mean(off_diagonal) for gram in grams]
-        R = tensor_sum([(W0 + vector) @ own for own, vector in zip(G, vectors, strict=True)])
+        R = tensor_sum([(W0 + tau) @ G_task for G_task, tau in zip(G, vectors, strict=True)])
         start = W0 + scale * tensor_sum(vectors)
-        W, made[label] = conjugate_gradients(tensor_sum(G), R, start, steps)
+        W, step_counts[label] = conjugate_gradients(tensor_sum(G), R, start, steps)
         return W
 
-    merge = ForwardOrder(job, solve, own=True)
-    job.record["steps"] = made
+    merge = ForwardOrder(job, solve, per_expert=True)
+    job.record["steps"] = step_counts
     yield from merge.tensors()
 
 
@@ -344,4 +344,4 @@ def lot(job: MergeJob, rtol: PositiveFloat | None = None) -> NamedTensors:
         least = W0.shape[1] * grams[0].rounding if few else rtol  # else it inverts rounding
         return W0 + lot_matrix([gram.total for gram in grams], vectors, least)
 
-    yield from ForwardOrder(job, solve, own=True, norms=True).tensors()
+    yield from ForwardOrder(job, solve, per_expert=True, norms=True).tensors()
