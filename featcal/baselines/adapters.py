@@ -60,8 +60,7 @@ class Pair:
 class Baseline(Settings):
     """Settings and formula of a baseline: `features`, `shapes`, `correction` and `fit`.
 
-    A class under `@baseline` is all that one consists of; its docstring and its fields become those
-    of its public function.
+    A class under `@baseline` becomes a public function with its docstring and, as keywords, fields.
     """
 
     name: ClassVar[str]
@@ -142,8 +141,9 @@ class Adapters:
     def save(self, folder: str | Path) -> Path:
         """Write weights, record and README.md, all or nothing. Raises: BadFile, DiskFull."""
         require_replaceable(Path(folder), RECORD)
-        named = ((f"{t}/{n}", w) for t, own in self.weights.items() for n, w in own.items())
-        tensors = {name: weight.contiguous() for name, weight in named}
+        tensors = {}
+        for task, weights in self.weights.items():
+            tensors |= {f"{task}/{name}": weight.contiguous() for name, weight in weights.items()}
         losses = {task: [*map(round_digits, curve)] for task, curve in self.losses.items()}
         record = {"method": self.settings.name, "settings": self.settings.model_dump()}
         record |= {"seed": self.seed, "width": self.width, "tasks": self.tasks}
@@ -166,9 +166,9 @@ class Adapters:
         """
         path, file = Path(folder) / RECORD, Path(folder) / WEIGHTS
         needs = {path.parent: "a folder of adapters", file: "the weights of the adapters"}
-        for needed, what in needs.items():
+        for needed, content in needs.items():
             if not needed.exists():
-                raise MissingPath(needed, what, TRAIN_AGAIN)
+                raise MissingPath(needed, content, TRAIN_AGAIN)
         record = read_json(path)
         for key, kind in KINDS.items():
             if not isinstance(record, dict) or not isinstance(record.get(key), kind):

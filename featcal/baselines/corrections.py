@@ -1,7 +1,6 @@
 """Corrections after merging, one per task: Representation Surgery, ProbSurgery, mean shift.
 
-To add one, write a class under `@baseline`: its fields are its settings, and its docstring is that
-of its public function, which has all fields as keyword arguments.
+To add one, write a class under `@baseline`, from which its public function is made.
 T tasks · n rows · d width of a feature.
 """
 
@@ -42,8 +41,7 @@ class Surgery(Training):
         steps, lr, batch: optimiser steps per task, Adam's learning rate, samples per step.
         reshuffle: batches taken from one shuffle of the samples before the next. Default: all.
         encode: "once" computes features once; "each_step" for every batch, as published.
-        features: "unit" divides features by their norm, "raw" does not. Default: "unit", or "raw"
-            before a language head.
+        features: "unit", the default, divides by the norm; "raw", before language heads, does not.
 
     Returns: Adapters: apply(task, features), before_head(model, task), save(folder), losses.
     Raises: BadSetting, UnknownKey; BadBatches; Diverged naming task and step.
@@ -152,8 +150,8 @@ class MeanShift(Baseline):
         """Return the mean of expert − merged features of each task, summed in float64."""
         shifts = {}
         for task, pair in pairs.items():
-            ends = (self.prepared(rows) for rows in (pair.expert, pair.merged))  # (n, d)
-            expert, merged = (rows.mean(0, keepdim=True, dtype=torch.float64) for rows in ends)
+            features = (self.prepared(rows) for rows in (pair.expert, pair.merged))  # (n, d)
+            expert, merged = (rows.mean(0, keepdim=True, dtype=torch.float64) for rows in features)
             shift = (expert - merged).cpu()  # (1, d)
             if not torch.isfinite(shift).all():
                 problem = "gives features that are not finite; look for NaN in samples and models"

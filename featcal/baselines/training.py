@@ -31,8 +31,7 @@ Pairs = Mapping[str, Pair]  # features of every task: all of them, or those of o
 class Training(Baseline):
     """Adapters that are trained by Adam, one step per batch; `Surgery` explains the settings.
 
-    A subclass has `row_losses`, the loss of every row (T, n) from weights, features of both models
-    (T, n, d), and noise if `noisy`.
+    A subclass has `row_losses`, the loss (T, n) from weights, features (T, n, d), noise if `noisy`.
     """
 
     noisy: ClassVar[bool] = False
@@ -49,32 +48,33 @@ class Training(Baseline):
         """Train one adapter per task from features computed before; `audit` as in `train`."""
         expected = "must be once where features are given"
         require(self.encode == "once", f"{self.name}.encode", self.encode, expected)
-        return train(self, islice(kept_steps(pairs, self, seed), self.steps), seed, progress, audit)
+        steps = islice(cached_steps(pairs, self, seed), self.steps)
+        return train(self, steps, seed, progress, audit)
 
 
 def public(kind: type[Baseline]) -> Callable[..., Adapters]:
     """Return the public function of a baseline; the settings are its keyword arguments."""
 
     def run(
-        merged: Model, experts: Mapping[str, Model], batches: Mapping[str, Batches], **given: Any
+        merged: Model, experts: Mapping[str, Model], batches: Mapping[str, Batches], **keywords: Any
     ) -> Adapters:
-        options = {name: given.pop(name, default) for name, (_, default) in shared.items()}
-        settings = kind.from_mapping(given, kind.name)
+        options = {name: keywords.pop(name, default) for name, (_, default) in shared.items()}
+        settings = kind.from_mapping(keywords, kind.name)
         module = as_module(merged, options["device"])
-        if "features" not in given and of_batches.output_embeddings(module) is not None:
+        if "features" not in keywords and of_batches.output_embeddings(module) is not None:
             settings = settings.but(features="raw")
         return adapters_for(settings, module, experts, batches, **options)
 
     shared: dict[str, Any] = {"head": (Head, None), "device": (str | torch.device | None, None)}
     if issubclass(kind, Training):
         shared |= {"seed": (int, 42), "progress": (Progress, None)}
-    own = {name: (field.annotation, field.default) for name, field in kind.model_fields.items()}
-    keywords = [
+    fields = {name: (field.annotation, field.default) for name, field in kind.model_fields.items()}
+    parameters = list(signature(run).parameters.values())[:-1]
+    parameters += [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-        for name, (annotation, default) in (shared | own).items()
+        for name, (annotation, default) in (shared | fields).items()
     ]
-    models = list(signature(run).parameters.values())[:-1]
-    run.__signature__ = Signature([*models, *keywords], return_annotation=Adapters)
+    run.__signature__ = Signature(parameters, return_annotation=Adapters)
     run.__name__ = run.__qualname__ = kind.name
     run.__module__, run.__doc__ = kind.__module__, kind.__doc__
     return run
@@ -126,20 +126,21 @@ def pairs_of_several(
     task: str, merged: Mapping[str, nn.Module], expert: nn.Module, batches: Batches, head: Head
 ) -> dict[str, Pair]:
     """Compute features of one task by each merged model and the expert."""
-    ours: dict[str, list[Tensor]] = {name: [] for name in merged}
-    theirs, sizes = [], []
+    merged_rows: dict[str, list[Tensor]] = {name: [] for name in merged}
+    expert_rows, sizes = [], []
     with evaluation_mode([*merged.values(), expert]):
         for number, batch in enumerate(batches):
             with of_batches.naming(task, number):
                 for name, model in merged.items():
                     rows, counts = of_batches.rows_before_head(model, batch, head)
-                    ours[name].append(rows)
-                theirs.append(of_batches.rows_before_head(expert, batch, head)[0].to(rows.device))
+                    merged_rows[name].append(rows)
+                features, _ = of_batches.rows_before_head(expert, batch, head)
+                expert_rows.append(features.to(rows.device))
                 sizes.append(counts)  # tokens without padding, the same for every model
     if not sizes:
         raise BadBatches(task, "is empty; an adapter needs at least one batch")
-    shared = torch.cat(theirs), torch.cat(sizes)
-    return {name: pair_of(task, torch.cat(own), *shared) for name, own in ours.items()}
+    shared = torch.cat(expert_rows), torch.cat(sizes)
+    return {name: pair_of(task, torch.cat(rows), *shared) for name, rows in merged_rows.items()}
 
 
 def pair_of(task: str, merged: Tensor, expert: Tensor, sizes: Tensor) -> Pair:
@@ -152,8 +153,8 @@ def pair_of(task: str, merged: Tensor, expert: Tensor, sizes: Tensor) -> Pair:
 
 def as_module(model: Model, device: str | torch.device | None) -> nn.Module:
     """Return a module as it is; load a folder onto the device (for CLIP its vision tower)."""
-    where = torch_device(device or "cpu")
-    return model if isinstance(model, nn.Module) else load_as_calibrated(model).to(where)
+    device = torch_device(device or "cpu")
+    return model if isinstance(model, nn.Module) else load_as_calibrated(model).to(device)
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,8 @@ def samples_of(task: str, batches: Batches, pad: int | None = None) -> Any:
 def together(task: str, samples: Sequence[Batch], pad: int | None = None) -> Batch:
     """Return samples, each a batch of one, as one batch; shorter texts are padded at the end."""
     batch = dict(samples[0])
-    images = ([v.shape[1:] for v in one.values() if getattr(v, "ndim", 2) != 2] for one in samples)
-    if len({(*one, *shapes) for one, shapes in zip(samples, images, strict=True)}) > 1:
+    sizes = [[v.shape[1:] for v in s.values() if getattr(v, "ndim", 2) != 2] for s in samples]
+    if len({(*sample, *size) for sample, size in zip(samples, sizes, strict=True)}) > 1:
         way_out = "give all the same keys and one size, or encode='once'"
         raise BadBatches(task, f"holds samples that make no batch; {way_out}")
     for name, first in samples[0].items():
@@ -212,7 +213,7 @@ def batch_order(task: str, count: int, settings: Any, seed: int) -> Iterator[Ten
         yield from shuffled.split(settings.batch)[: settings.reshuffle]
 
 
-def kept_steps(pairs: Pairs, settings: Training, seed: int) -> Iterator[Pairs]:
+def cached_steps(pairs: Pairs, settings: Training, seed: int) -> Iterator[Pairs]:
     """Yield batches of features that were computed once."""
     orders = {t: batch_order(t, len(pair.sizes), settings, seed) for t, pair in pairs.items()}
     while True:
@@ -236,9 +237,9 @@ def encoded_steps(
         for task, expert in experts.items():
             batch = samples[task].batch(next(orders[task]).tolist())
             with torch.no_grad(), of_batches.naming(task, 0):
-                ours, sizes = of_batches.rows_before_head(merged, batch, head)
-                theirs = of_batches.rows_before_head(expert, batch, head)[0].to(ours.device)
-            step[task] = pair_of(task, ours, theirs, sizes)
+                rows, sizes = of_batches.rows_before_head(merged, batch, head)
+                expert_rows, _ = of_batches.rows_before_head(expert, batch, head)
+            step[task] = pair_of(task, rows, expert_rows.to(rows.device), sizes)
         yield step
 
 
@@ -258,11 +259,11 @@ def train(
 
     def adapters_so_far() -> Adapters:
         curves = torch.stack(losses, dim=1).tolist()  # (T, steps)
-        own = {
+        by_task = {
             task: {name: weight[i].detach().cpu().clone() for name, weight in weights.items()}
             for i, task in enumerate(tasks)
         }
-        return Adapters(settings, seed, own, dict(zip(tasks, curves, strict=True)))
+        return Adapters(settings, seed, by_task, dict(zip(tasks, curves, strict=True)))
 
     def require_finite(step: int, values: Tensor) -> None:
         for task, finite in zip(tasks, torch.isfinite(values).tolist(), strict=True):
@@ -275,13 +276,14 @@ def train(
         for number, step in enumerate(chain([first], steps)):
             counts = [len(pair.merged) for pair in step.values()]
             # padded with zeros: without biases a row of zeros has neither correction nor loss
-            ours = [settings.prepared(pair.merged) for pair in step.values()]
-            theirs = [settings.prepared(pair.expert) for pair in step.values()]
-            merged, expert = (pad_sequence(rows, batch_first=True) for rows in (ours, theirs))
+            merged_rows = [settings.prepared(pair.merged) for pair in step.values()]
+            expert_rows = [settings.prepared(pair.expert) for pair in step.values()]
+            merged = pad_sequence(merged_rows, batch_first=True)
+            expert = pad_sequence(expert_rows, batch_first=True)
             noise = None
             if settings.noisy:  # drawn on the CPU: the same on every device
-                of_tasks, d = zip(counts, generators.values(), strict=True), merged.shape[-1]
-                draws = [torch.randn(count, d, generator=own) for count, own in of_tasks]
+                d, tasks_counts = merged.shape[-1], zip(tasks, counts, strict=True)
+                draws = [torch.randn(n, d, generator=generators[task]) for task, n in tasks_counts]
                 noise = pad_sequence(draws, batch_first=True).to(merged)
             rows = settings.row_losses(weights, merged, expert, noise)  # (T, n)
             loss = rows.sum(1) / torch.tensor(counts, device=rows.device)  # (T,)

@@ -95,9 +95,9 @@ class Moments:
         target = x_exp if y is None else y  # (n, d) or (n, o)
         if gap is not None:
             self.gap += w @ gap
-        kept = w != 0
-        if not kept.all():
-            x_cal, x_exp, target, w = x_cal[kept], x_exp[kept], target[kept], w[kept]
+        used = w != 0
+        if not used.all():
+            x_cal, x_exp, target, w = x_cal[used], x_exp[used], target[used], w[used]
         x = x_cal
         if (w != 1).any():
             root = w.sqrt()[:, None]  # on both factors, so the Gram matrix stays a square
@@ -124,9 +124,9 @@ class Drift:
         h, h_exp, norm = wide(h), wide(h_exp), torch.linalg.vector_norm
         distance, length = norm(h - h_exp, dim=-1), norm(h_exp, dim=-1)  # (...), (...)
         lengths = (norm(h, dim=-1) * length).clamp_min(torch.finfo(h.dtype).tiny)
-        cosine, one = (h * h_exp).sum(-1) / lengths, torch.ones_like(length)
+        cosine, count = (h * h_exp).sum(-1) / lengths, torch.ones_like(length)
         # one row for each sum, in the order of the fields, (5, ...)
-        rows = torch.stack([distance**2, length**2, distance, cosine, one]).to(SUM_DTYPE)
+        rows = torch.stack([distance**2, length**2, distance, cosine, count]).to(SUM_DTYPE)
         sums = (rows if w is None else rows * w.to(SUM_DTYPE)).flatten(1).sum(1).tolist()
         for name, value in zip(vars(self), sums, strict=True):
             setattr(self, name, getattr(self, name) + value)

@@ -1,7 +1,6 @@
 """Scale and shift of a LayerNorm, feature by feature (Eqs. 56-59); RMSNorm has no shift.
 
-Only the student's normalised features z enter: one affine map is fitted to the experts' affine maps
-evaluated on z.
+Only the student's normalised features z enter: one affine map is fitted to the experts' on z.
 Legend: n tokens · d features · w token weights.
 """
 

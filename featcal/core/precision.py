@@ -1,7 +1,6 @@
 """Precision, decided in one place: products in the data's own, sums and solves in float64, no TF32.
 
-At λ = 1e-5 the Gram matrix has a condition number near 1e6; float32 sums would cost a relative
-error of 3e-3 in the weight.
+At λ = 1e-5 the Gram matrix's condition number is near 1e6: float32 sums would shift weights by 3e-3.
 """
 
 from collections.abc import Iterator
@@ -22,11 +21,8 @@ def wide(x: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a b in float32, or in float64 if the factors are float64.
-
-    A GPU's tensor cores add products of half precision in float32, which is as exact, and faster.
-    """
-    if a.is_cuda and a.dtype == b.dtype and a.dtype in HALF:
+    """Return a b in float32, or in float64 if the factors are float64."""
+    if a.is_cuda and a.dtype == b.dtype and a.dtype in HALF:  # on tensor cores as exact, and faster
         return torch.mm(a, b, out_dtype=torch.float32)
     return wide(a) @ wide(b)
 
@@ -38,10 +34,10 @@ def exact_products() -> Iterator[None]:
     TF32 keeps 10 bits of the mantissa; the patch embedding, a convolution, has cuDNN's own switch.
     A caller's autocast would round sums, and no tensor made in its inference mode can be changed.
     """
-    own: Any = torch.backends
-    exact: list[tuple[Any, str, Any]] = [(own.cudnn, "allow_tf32", False)]
-    if hasattr(own.cuda.matmul, "fp32_precision"):  # since torch 2.9, in place of the older ones
-        parts = own.cuda.matmul, own.mkldnn.matmul, own.mkldnn.conv, own.cudnn.conv, own.cudnn.rnn
+    cuda, mkldnn, cudnn = (getattr(torch.backends, name) for name in ("cuda", "mkldnn", "cudnn"))
+    exact: list[tuple[Any, str, Any]] = [(cudnn, "allow_tf32", False)]
+    if hasattr(cuda.matmul, "fp32_precision"):  # since torch 2.9, in place of the older ones
+        parts = cuda.matmul, mkldnn.matmul, mkldnn.conv, cudnn.conv, cudnn.rnn
         exact += [(part, "fp32_precision", "ieee") for part in parts]
     before, older = list[tuple[Any, str, Any]](), "highest"
     with suppress(RuntimeError):  # torch refuses to read older ones where newer ones differ

@@ -3,8 +3,7 @@
 
 Legend: d inputs · o outputs · rows are tokens, so G = Σ w x xᵀ / n is (d, d); weights are (o, d).
 Linears fed by the same tensor (q, k, v) are one linear with stacked outputs: one Gram matrix, one
-factor. Matrices are large and used once, so each step writes its result into its argument's memory
-where its docstring says so.
+factor. Matrices are large and used once, so steps may write results into their arguments' memory.
 
 λ can be chosen by halves of the samples: the tokens of one sample are alike, so criteria that count
 tokens as independent, such as generalised cross-validation or Ledoit–Wolf shrinkage, choose it too
@@ -46,8 +45,8 @@ class RidgeSystem:
         return cls(*(torch.zeros(shape, dtype=SUM_DTYPE, device=device) for shape in shapes))
 
     def __iadd__(self, other: "RidgeSystem") -> "RidgeSystem":
-        for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
-            mine += theirs
+        for total, term in zip(vars(self).values(), vars(other).values(), strict=True):
+            total += term
         return self
 
 

@@ -57,7 +57,7 @@ def read_recipe(file: Path) -> Recipe:
     if list(modules) != ["default"]:
         raise BadFile(file, "merges modules, not whole models", OWN_BLOCKS)
     part = modules["default"]
-    models = [each.model for each in part.models or ()]
+    models = [entry.model for entry in part.models or ()]
     if part.slices:
         models, base = _of_slices(file, part.slices, base)
     if config.merge_method in BASE_IS_MERGED and base is not None:
@@ -72,11 +72,12 @@ def read_recipe(file: Path) -> Recipe:
         if name in named:
             way_out = f"name the experts with --expert, for example --expert {name}-1=FOLDER"
             raise BadFile(file, f"two of its models are called {name!r}", way_out)
-        named[name] = [str(one) for one in (model.model, model.lora) if one]
-    own = str(base.model) if base and not base.lora else None
+        named[name] = [str(path) for path in (model.model, model.lora) if path]
+    base_path = str(base.model) if base and not base.lora else None
     no_base = f"names no base_model from which the models of {config.merge_method} come"
-    no_base = f"its base_model is {base}, a LoRA on top of a model" if base else no_base
-    return Recipe(file, own, named, config.merge_method, no_base)
+    if base:
+        no_base = f"its base_model is {base}, a LoRA on top of a model"
+    return Recipe(file, base_path, named, config.merge_method, no_base)
 
 
 def _of_slices(file: Path, slices: Any, default: Any) -> tuple[list[Any], Any]:
@@ -87,8 +88,8 @@ def _of_slices(file: Path, slices: Any, default: Any) -> tuple[list[Any], Any]:
         ranges = {tuple(source.layer_range) for source in part.sources}
         first, last = ranges.pop() if ranges else (None, None)
         same = sorted(map(str, models)) == sorted(str(source.model) for source in part.sources)
-        whole = same and not ranges and first == end and len(set(models)) == len(models)
-        if not whole or (part.base_model or default) != base or part.residual_weight:
+        aligned = same and not ranges and first == end and len(set(models)) == len(models)
+        if not aligned or (part.base_model or default) != base or part.residual_weight:
             raise BadFile(file, "merges slices that are no whole models", OWN_BLOCKS)
         end = last
     return models, base

@@ -1,7 +1,7 @@
 """Convert CLIP models between open_clip's and transformers' form.
 
 Tensors are renamed, split, joined or transposed, so a round trip is bit-exact. Both libraries must
-then compute the same features, or the conversion is refused.
+then compute the same features. In names, `ours` is of transformers and `theirs` of open_clip.
 """
 
 import copy
@@ -65,8 +65,8 @@ def tensor_names(ours: Iterable[str]) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for name in sorted(ours, key=lambda name: "qkv".find(name[name.find("_proj.") - 1])):
         theirs = re.sub(r"self_attn\.[qkv]_proj\.", "attn.in_proj_", name)
-        for there, here in NAMES.items():
-            theirs = theirs.replace(here, there)
+        for their_part, our_part in NAMES.items():
+            theirs = theirs.replace(our_part, their_part)
         names.setdefault(theirs, []).append(name)
     return names
 
@@ -131,8 +131,8 @@ def counterpart(cfg: Any, clip: CLIPModel | None, source: object) -> tuple[Any, 
             raise ValueError("timm_model_name and hf_model_name name models of other libraries")
         with torch.device("meta"):
             clip = clip or CLIPModel(clip_config(cfg))
-            given = {key: value for key, value in cfg.items() if value is not False}
-            model = library.CLIP(**given).eval()
+            options = {key: value for key, value in cfg.items() if value is not False}
+            model = library.CLIP(**options).eval()
             model.load_state_dict(to_their_names(clip), assign=True)  # compares names and shapes
     except Exception as error:  # open_clip checks little of a configuration itself
         reason = f"{type(error).__name__}: {one_line(error)}"
@@ -152,11 +152,11 @@ def require_same_features(ours: Any, theirs: Any, source: object) -> None:
     ids = torch.randint(3, text.vocab_size - 1, (2, length), generator=random)
     if text.eos_token_id < text.vocab_size:
         ids[:, length // 2] = text.eos_token_id
-    for here, there in (
+    for output, features in (
         (ours.get_image_features(pixel_values=pixels), theirs.encode_image(pixels)),
         (ours.get_text_features(input_ids=ids), theirs.encode_text(ids)),
     ):
-        difference = float((here.pooler_output - there).abs().max() / there.abs().max())
+        difference = float((output.pooler_output - features).abs().max() / features.abs().max())
         if not difference <= SAME:
             problem = f"open_clip and transformers compute features that differ by {difference:.1g}"
             raise BadFile(source, problem, ONLY)
@@ -166,7 +166,7 @@ def processor_of(cfg: Mapping[str, Any], side: int, source: object) -> CLIPImage
     """Return the processor that prepares pictures as open_clip does. Raises: BadFile."""
     from open_clip.transform import PreprocessCfg
 
-    full = PreprocessCfg(**{key: each for key, each in cfg.items() if each is not None})
+    full = PreprocessCfg(**{key: value for key, value in cfg.items() if value is not None})
     mode, kind = full.resize_mode, full.interpolation.replace("random", "bicubic")
     if mode not in MODES or kind not in RESAMPLE:
         problem = f"resize_mode {mode!r} with interpolation {kind!r} has no counterpart"
@@ -189,8 +189,8 @@ def preprocess_config(folder: Path, side: int) -> dict[str, Any]:
     mean, std = (list(value or [0.5] * 3) for value in (ours.image_mean, ours.image_std))
     for mode, kind in product(MODES, RESAMPLE):
         cfg = {"mean": mean, "std": std, "interpolation": kind, "resize_mode": mode}
-        both = (ours, processor_of(cfg, side, folder))
-        if np.array_equal(*(np.asarray(each(noise)["pixel_values"][0]) for each in both)):
+        processors = (ours, processor_of(cfg, side, folder))
+        if np.array_equal(*(np.asarray(p(noise)["pixel_values"][0]) for p in processors)):
             return cfg
     problem = f"its image processor does not resize to {side} pixels and scale to [0, 1]"
     way_out = "open_clip can do nothing else for this model: change preprocessor_config.json"

@@ -15,7 +15,7 @@ from transformers import BartConfig, BartForConditionalGeneration
 import featcal
 from featcal.baselines.adapters import Pair
 from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
-from featcal.baselines.training import batch_order, kept_steps, together, train
+from featcal.baselines.training import batch_order, cached_steps, together, train
 from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.models.batch import rows_before_head, single_samples
@@ -88,7 +88,7 @@ def test_adapters_after_some_steps_are_those_of_a_shorter_training():
 
 
 def test_losses_and_weights_that_are_not_finite_name_task_and_step():
-    steps = list(islice(kept_steps(pairs(), SETTINGS, 42), 6))
+    steps = list(islice(cached_steps(pairs(), SETTINGS, 42), 6))
     own = steps[4]["dtd"]
     steps[4]["dtd"] = Pair(torch.full_like(own.merged, float("nan")), own.expert, own.sizes)
     with pytest.raises(Diverged, match="surgery 'dtd': the loss is not finite at step 4"):
