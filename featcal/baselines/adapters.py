@@ -60,7 +60,7 @@ class Pair:
 class Baseline(Settings):
     """Settings and formula of a baseline: `features`, `shapes`, `correction` and `fit`.
 
-    A class under `@baseline` becomes a public function with its docstring and, as keywords, fields.
+    `public` makes a function of a class under `@baseline`: same docstring, fields as keywords.
     """
 
     name: ClassVar[str]
@@ -141,7 +141,7 @@ class Adapters:
     def save(self, folder: str | Path) -> Path:
         """Write weights, record and README.md, all or nothing. Raises: BadFile, DiskFull."""
         require_replaceable(Path(folder), RECORD)
-        tensors = {}
+        tensors = dict[str, Tensor]()
         for task, weights in self.weights.items():
             tensors |= {f"{task}/{name}": weight.contiguous() for name, weight in weights.items()}
         losses = {task: [*map(round_digits, curve)] for task, curve in self.losses.items()}

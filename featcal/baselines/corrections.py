@@ -1,6 +1,6 @@
 """Corrections after merging, one per task: Representation Surgery, ProbSurgery, mean shift.
 
-To add one, write a class under `@baseline`, from which its public function is made.
+To add one, write a class under `@baseline`, whose fields are its settings; `public` wraps it.
 T tasks · n rows · d width of a feature.
 """
 

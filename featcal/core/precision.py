@@ -1,6 +1,6 @@
 """Precision, decided in one place: products in the data's own, sums and solves in float64, no TF32.
 
-At λ = 1e-5 the Gram matrix's condition number is near 1e6: float32 sums would shift weights by 3e-3.
+At λ = 1e-5 the Gram matrix's condition number is near 1e6: float32 sums would be off by 0.3 %.
 """
 
 from collections.abc import Iterator

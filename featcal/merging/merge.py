@@ -55,7 +55,7 @@ def merge(
         base, experts: modules or checkpoint folders, experts by task name or in a list. Folders
             are read tensor by tensor. A LoRA folder is an expert too: base plus adapter. Of a
             CLIPModel as base of CLIPVisionModel experts only the vision tower is used.
-        out: a folder to write instead, with a model card and, if the method has one, its record.
+        out: folder to write instead, with a model card and, if the method keeps one, merge.json.
         batches: for methods that need data: by task, mappings of the model's keyword arguments.
         head: for adamerging, fisher and gradient_matching: a heads.safetensors, or its tensors:
             visual_projection (p, h), logit_scale (), head/<task> (classes, p).

@@ -142,7 +142,7 @@ def in_precision(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
 
 
 def untied_names(base: Source, experts: Sequence[Tensors]) -> dict[str, str]:
-    """Return the tensors that the base ties and an expert does not, each with its name in the base."""
+    """Return tensors that the base ties and an expert does not -> their names in the base."""
     untied = {}
     for names in base.ties:
         in_base = [name for name in names if name in base.tensors]

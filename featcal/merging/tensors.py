@@ -128,7 +128,7 @@ def conv1d_names(model: Tensors) -> frozenset[str]:
 def stacked_vectors(
     job: MergeJob, names: Sequence[str], transposed: Collection[str]
 ) -> tuple[Tensor, list[Tensor], list[int]]:
-    """Return stacked W₀ (Σo, d), each expert's τ in float64, and each o; `transposed` are (d, o)."""
+    """Return stacked W₀ (Σo, d), experts' τ in float64, and each o; `transposed` are (d, o)."""
     stacked = []
     for name in names:
         base, experts = job.read(name)

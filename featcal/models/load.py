@@ -114,7 +114,7 @@ def in_head(name: str, module: PreTrainedModel) -> bool:
 
 
 def buffer_test(module: PreTrainedModel) -> Callable[[str], bool]:
-    """Return a test whether a stored tensor is, by its name, a buffer that models make themselves."""
+    """Return a test whether a name is that of a buffer that models make themselves."""
     buffers = {name for name, _ in module.named_non_persistent_buffers()}
     # of older files, also for models that no longer have such a buffer
     old = (".position_ids", ".masked_bias", ".attn.bias")
@@ -284,7 +284,7 @@ def shard_writer(
 ) -> Iterator[ShardWriter]:
     """Write a folder of shards: `with shard_writer(folder) as writer: writer.write(name, tensor)`.
 
-    It appears complete at the end, or not at all, from `writer.folder`. Raises: BadFile, DiskFull.
+    The folder appears complete at the end, or not at all. Raises: BadFile, DiskFull.
     """
     require_replaceable(Path(folder))
     with atomic_folder(folder, needed) as hidden:

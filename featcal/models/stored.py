@@ -227,7 +227,7 @@ class ModelFolder:
         return (form,) if isinstance(form, str) else tuple(form.sources)
 
     def to_files(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors as the files hold them, parts joined with stored ones if some are absent."""
+        """Yield tensors as the files hold them, absent parts filled in from the files."""
         waiting: dict[Conversion, dict[str, Tensor]] = {}
         for name, tensor in tensors:
             form = self.forms.get(name, name)
@@ -275,8 +275,8 @@ class ModelCheckpoint(ModelFolder):
             for source in form.sources:
                 self._part_forms[source] = form
                 cut = partial(self._cut, form, source, tensor.file)
-                part = replace(tensor, shape=base.files[source].shape, read=cut)
-                tensors[source] = self.files[source] if source in self.sources(name) else part
+                packed = replace(tensor, shape=base.files[source].shape, read=cut)
+                tensors[source] = self.files[source] if source in self.sources(name) else packed
         for name, tensor in self.surplus:
             tensors.setdefault(name, tensor)
         if base is not self:

@@ -80,7 +80,7 @@ def mask_row_entries(vector: Tensor, keep: float, remove: float) -> Tensor:
 def breadcrumbs(job: MergeJob, keep: Fraction = 0.15, remove: Fraction = 0.006) -> NamedTensors:
     """Yield the task vector of every tensor by Model Breadcrumbs, τ = Σ mᵢ ∘ τᵢ.
 
-    keep, remove: shares of a row's entries, by magnitude; as the scale, the first the authors try.
+    keep, remove: shares of a row's entries, by magnitude; the authors try these and 0.2 first.
     """
     expected = f"must be at most 1 - remove = {1 - remove:g}"
     require(keep + remove <= 1, "merge.breadcrumbs.keep", keep, expected)
@@ -204,7 +204,7 @@ def pcb_tensor(vectors: Sequence[Tensor], spans: Sequence[Range], cuts: Sequence
 def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
     """Yield the task vector of every tensor by PCB-Merging.
 
-    ratio: share of each expert's entries that compete, by β. It and the scale are the authors'.
+    ratio: share of each expert's entries that compete, of highest β; as the scale, the authors'.
     """
     count, entries = len(job.experts), sum(math.prod(job.base[name].shape) for name in job.names)
     job.progress("pcb: magnitudes")

@@ -136,8 +136,8 @@ class ForwardOrder:
             state = self.worker.state_dict()
             for name, tensor in merged.items():
                 state[name].copy_(tensor)
-            for task in tasks.values():
-                features.advance(block, stack, task.teacher)
+            for carried in tasks.values():
+                features.advance(block, stack, carried.teacher)
         return merged
 
     def _solve_block(self, path: str, block: nn.Module, sums: Sequence[BlockSums]) -> NamedTensors:
