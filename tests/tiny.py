@@ -16,7 +16,6 @@ TEXT = SIZES | {"vocab_size": 97, "intermediate_size": 64}
 
 
 def seeded(seed):
-    """A generator of its own."""
     return torch.Generator().manual_seed(seed)
 
 

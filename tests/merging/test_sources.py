@@ -210,6 +210,7 @@ def test_an_adapter_of_a_vision_language_model_is_added_to_its_folder(tmp_path, 
     assert near(logits(merged), logits(expert), 1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:Input and output embeddings")
 @pytest.mark.parametrize("base", [llama(97, 0), tied_llama()])
 def test_an_adapter_trained_with_other_tokens_has_the_base_s_rows(tmp_path, base):
     (larger := copy.deepcopy(base)).resize_token_embeddings(99)
