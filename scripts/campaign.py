@@ -183,7 +183,7 @@ def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, root: P
 
 
 def letters() -> tf.PreTrainedTokenizerFast:
-    """Return a tokenizer of few tokens, as the tiny models have: one for each small letter."""
+    """Return a tokenizer for the tiny models, with one token for each lower-case letter."""
     tokens = ["<pad>", "</s>", "<s>", " ", *string.ascii_lowercase]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, "<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
