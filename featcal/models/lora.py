@@ -199,7 +199,7 @@ def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | No
                 setattr(base, name, nn.Parameter(p.detach().clone(), requires_grad=False))
         if precision is not None:
             layer.to(precision)  # type: ignore[attr-defined]
-    way_out = "merge it with peft, save the model, and give its folder"
+    way_out = "give a folder of the whole expert, or an adapter that peft can merge"
     with torch.no_grad(), _as_bad_file(source, "peft cannot merge it into the base", way_out):
         config = copy.deepcopy(adapted.get_base_model().config)
         dense = adapted.merge_and_unload().eval()
