@@ -19,7 +19,7 @@ from featcal.cli.output import note
 from featcal.errors import BadFile, BadPlan, BadSetting, FeatCalError, MissingPath, UnknownKey
 from featcal.files import read_json
 from featcal.interchange.mergekit import WRITTEN, Recipe, read_recipe, recipe_in
-from featcal.models.checkpoint import is_adapter, modules_of
+from featcal.models.checkpoint import ADAPTER, is_adapter, modules_of
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ T = TypeVar("T")
 PROMPT = ["a photo of a {}."]
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
 CONFIGURATION += ["*.spm", "bpe.codes"]  # tokenizers of Marian and XLM
-CONFIGS = ("config.json", "adapter_config.json", "open_clip_config.json")
+CONFIGS = ("config.json", ADAPTER, "open_clip_config.json")
 HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
@@ -79,6 +79,11 @@ class Inputs:
         return models + [source for source in sources if isinstance(source, Path)]
 
 
+def has_config(folder: Path) -> bool:
+    """Return whether a folder holds the configuration of a model or an adapter."""
+    return any((folder / name).is_file() for name in CONFIGS)
+
+
 def model_folder(named_by: str, name: str, near: Path | None = None, weights: bool = True) -> Path:
     """Return a model's folder: a local one, else a repository of the hub.
 
@@ -91,11 +96,10 @@ def model_folder(named_by: str, name: str, near: Path | None = None, weights: bo
         folder = Path(os.path.relpath((near / folder).resolve()))
     if folder.is_dir():
         modules_of(folder)  # names an old layout, whose config.json is in a sub-folder
-        folders = (folder, *sorted(inner for inner in folder.iterdir() if inner.is_dir()))
-        models = (path for path in folders if any((path / file).is_file() for file in CONFIGS))
-        model = next(models, "no folder in it")
-        expected = f"must be a model folder, which has a {CONFIGS[0]}; {model} has one"
-        require(model == folder, named_by, str(folder), expected)
+        if not has_config(folder):
+            inner = next(filter(has_config, sorted(folder.iterdir())), "no folder in it")
+            expected = f"must be a model folder, which has a config.json; {inner} has one"
+            raise BadSetting(named_by, str(folder), expected)
         return folder
     searched = f"searched {f'in {near} and ' if near else ''}in the current folder"
     if (hub := HUB_MODEL.fullmatch(str(name))) is None:
