@@ -133,7 +133,7 @@ def margin(left: Estimate | None, right: Estimate | None) -> str:
         return NOT_RUN
     gap, room = lead(left, right)
     word = "above" if gap > room else "below" if gap < -room else "tie"
-    return f"{gap:+.1f} <small>{word}</small>"
+    return f"{gap:+z.1f} <small>{word}</small>"
 
 
 def change(left: Estimate | None, right: Estimate | None) -> str:
@@ -141,7 +141,7 @@ def change(left: Estimate | None, right: Estimate | None) -> str:
     if left is None or right is None:
         return "–"
     gap, room = lead(left, right)
-    text = f"{round(gap, 1) + 0.0:+.1f} ± {room:.1f}"
+    text = f"{gap:+z.1f} ± {room:.1f}"
     return "no change" if text == "+0.0 ± 0.0" else text
 
 

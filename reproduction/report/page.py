@@ -182,7 +182,7 @@ def measured(verdict: Verdict, short: bool = False) -> str:
     digits = DIGITS.get(verdict.claim.measure, 3)
     noise = f" ± {verdict.noise:.{digits}f}" if verdict.noise else ""
     pairing = f" {verdict.pairing}" if verdict.pairing else ""
-    margin = f"<small>{verdict.margin:+.{digits}f}{noise}{pairing}</small>"
+    margin = f"<small>{verdict.margin:+z.{digits}f}{noise}{pairing}</small>"
     if short:
         return margin
     if rest and not verdict.claim.file.endswith(MEASURED):  # their machine is named by the page

@@ -45,9 +45,7 @@ REAL_NAMES = {
     REAL: "MiniLM, real texts", VISION: "ViT-S/14, real images", LANGUAGE[0]: "SmolLM2, chats",
 }  # fmt: skip
 # A note on the image model, by suite. The suite `paper` uses the published model and needs none.
-VISION_BASE = {
-    "mini": '<a href="real_encoder.html">ViT-S/14</a> is not Meta’s DINOv2-small: others trained it further'
-}
+VISION_BASE = {"mini": 'ViT-S/14 is <a href="real_encoder.html">not Meta’s DINOv2-small</a>'}
 SIZES = {REAL: "MiniLM", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
     "clip_b32": "CLIP-ViT-B/32", "clip_l14": "CLIP-ViT-L/14",

@@ -207,9 +207,10 @@ def growth() -> PageOutput:
                 name, colour, line_format = LOOKS[measure]
                 values = [point["took"][measure] for point in series["points"]]
                 ratios = [value / values[0] for value in values]
-                label = f"{name}: exponent {exponent:.2f}"
-                axes.loglog(sizes, ratios, line_format, color=colour, label=label)
+                style = {"color": colour, "base": 2, "label": f"{name}: exponent {exponent:.2f}"}
+                axes.loglog(sizes, ratios, line_format, **style)
             axes.set_xticks(sizes, [str(size) for size in sizes])
+            axes.yaxis.set_major_formatter("{x:g}")
             axes.minorticks_off()
             axes.set(xlabel=KEYS[key], ylabel="times the smallest")
             axes.legend(loc="upper left")

@@ -9,7 +9,7 @@ import io
 import math
 from collections.abc import Mapping
 from html import escape
-from itertools import groupby, product
+from itertools import groupby, product, starmap
 from operator import itemgetter
 from statistics import fmean, variance
 
@@ -18,7 +18,7 @@ import pandas as pd
 from reproduction.report import paper
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, read_json, results_folder, select, suite_record
-from reproduction.report.html import PageOutput, estimate_cell, margin, note, tabulate
+from reproduction.report.html import PageOutput, change, estimate_cell, note, tabulate
 from reproduction.report.page import location_link
 from reproduction.report.statistics import Estimate, bits, estimate, lead
 from reproduction.report.tables import ADAPTERS, NAMES, UPSTREAMS, average, row_name
@@ -145,8 +145,7 @@ def _adapter_cells(data: Evidence, merger: str, adapter: str) -> list[str]:
         keys = ((adapter, f"{main}_scored"), (adapter, main), ("featcal", main))
         scored, unscored, featcal = (average(data, (merger, *key)) for key in keys)
         pairs = ((featcal, unscored), (scored, unscored))
-        margins = (margin(*pair) if all(pair) else "–" for pair in pairs)
-        return [estimate_cell(scored), estimate_cell(unscored), *margins, trained]
+        return [estimate_cell(scored), estimate_cell(unscored), *starmap(change, pairs), trained]
     run = data.settings().get("adapt", {}).get(f"{data.role}-{data.pool}-{merger}-{adapter}", {})
     draw = (run.get("settings") or {}).get(main, {}).get("draw")
     seen = select(data.table("seen"), {"stream": "test_unlabelled" if draw else None})
@@ -190,4 +189,4 @@ def mean_lead(margins: list[tuple[float, float]]) -> str:
     leads, rooms = zip(*margins, strict=True)
     spread = variance(leads) / len(leads) if len(leads) > 1 else 0.0
     room = math.sqrt(fmean(room**2 for room in rooms) + 4 * spread)
-    return f"{round(fmean(leads), 1) + 0.0:+.1f} ± {room:.1f}"
+    return f"{fmean(leads):+z.1f} ± {room:.1f}"

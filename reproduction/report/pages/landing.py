@@ -273,5 +273,5 @@ def averages(suite: str) -> PageOutput:
         "Better adapter, tuned",
         "Experts (Llama: or base)",
     ]
-    caption = "Average score (%) on test samples, by model and merger"
+    caption = "Average score (%) on test samples, by model and merger; sd: over seeds or draws"
     return tabulate(head, rows, caption, "fc-long", "no scores")

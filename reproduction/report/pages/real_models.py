@@ -72,7 +72,7 @@ def averages(suite: str) -> PageOutput:
                 rows.append(("fc-merger" if key[1] == "merged" else "", [label, *cells]))
     caption = (
         "Average accuracy (%) on 8 tasks; small: change against the merger ± two standard errors. "
-        "Adapters have the published size or, smaller, one in proportion to the model"
+        "Adapters: published size or, smaller, one in proportion to the model; sd: over seeds or draws"
     )
     head = ["", "ViT-S/14, images", "MiniLM, texts", "MPNet, texts", "The paper, CLIP ViT-B/32"]
     return tabulate(head, rows, caption, "fc-long", "no scores of a real model with 8 tasks")

@@ -67,12 +67,13 @@ def answer(*experiments: Evidence) -> PageOutput:
     for parameter, data in product(WORDS, experiments):
         for upstream, setting, points in _curves(data, parameter):
             values, kept = points["value"], points.loc[points["chosen"] == 1, "value"]
-            context = f"{model_name(data.role, data.suite)}, around the {SHORT[setting]} settings"
-            name = f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]} <small>{context}</small>"
+            known = SOURCES if data.suite == "mini" else {}
+            model = known.get(data.role) or model_name(data.role, data.suite)
+            name = f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]} <small>{model}, {SHORT[setting]}</small>"
             cells = [f"{values.max() - values.min():.1f}", compact(values.idxmax())]
-            cells.append(f"{kept.iloc[0] - values.max():+.1f}" if len(kept) else "–")
+            cells.append(f"{kept.iloc[0] - values.max():+z.1f}" if len(kept) else "–")
             rows.append([name, *cells])
-    caption = "Average accuracy over one sweep, points, on test samples"
+    caption = "Average accuracy over a sweep around the printed or tuned settings, points"
     head = ["Varied", "Highest − lowest", "Highest at", "At the setting − highest"]
     return tabulate(head, rows, caption, "fc-long", "no sweeps in the results")
 

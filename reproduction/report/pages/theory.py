@@ -66,7 +66,7 @@ def checks(suite: str) -> PageOutput:
             word = next(judged_words, "not run")
             cells.append(f"{chip(word)}<small>{' · '.join(worst)}</small>")
         body.append(cells)
-    head = ["Statement", "In plain words", "Checked on", "Real encoder", "Synthetic images"]
+    head = ["Statement", "In plain words", "Checked on", "MiniLM", "Synthetic images"]
     caption = "The numbered statements. Small: worst case of the merged · of the calibrated model"
     return tabulate(head, body, caption, "fc-words")
 
@@ -80,7 +80,7 @@ def conditions(suite: str) -> PageOutput:
             columns = {"statement": name, "quantity": quantity, "method": method, "block": ""}
             values = (select(theory_rows(suite, role), columns)["value"] for role in (REAL, IMAGES))
             lines.append([label, *(f"{v.mean():.1f}" if len(v) else "–" for v in values)])
-    head = ["Quantity (%)", "Real encoder", "Synthetic images"]
+    head = ["Quantity (%)", "MiniLM", "Synthetic images"]
     return tabulate(head, lines, "What the statements need, and how often it is met")
 
 

@@ -63,8 +63,8 @@ def test_numbers_on_the_page_are_those_of_the_flags_on_file(data):
         others = [a == "1" for a, s in zip(answers, shown, strict=True) if s == "0"]
         expected.append(100 * sum(others) / len(others))
     lines = adapters_on_samples("mini").text.splitlines()
-    line = next(text for text in lines if text.startswith("Surgery  Task Arithmetic, smaller"))
-    assert f"  {sum(expected) / len(expected):.1f}  " in line
+    minilm, smaller, _ = (text for text in lines if text.startswith("Surgery  Task Arithmetic"))
+    assert " ± " in minilm and f"  {sum(expected) / len(expected):.1f}  " in smaller
 
 
 @pytest.mark.parametrize("suite", ["mini", "paper"])
