@@ -27,7 +27,7 @@ SETTINGS = {
     "best": "former preset best",
 }  # fmt: skip
 SHORT = {
-    VISION: "ViT-S", REAL: "MiniLM", SECOND: "MPNet", LANGUAGE[0]: "SmolLM2", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama",
+    VISION: "ViT-S/14", REAL: "MiniLM", SECOND: "MPNet", LANGUAGE[0]: "SmolLM2", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama",
 }  # fmt: skip
 CLOSE = 0.5  # points that the default may be below the best fixed setting
 MISSING = "no scores of the default"
