@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from itertools import product
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -58,7 +59,7 @@ def _curves(data: Evidence, parameter: str) -> Iterator[tuple[str, str, pd.DataF
         rows = select(data.table("sweep"), columns)
         if len(rows):
             groups = rows.groupby("at")
-            yield upstream, setting, groups.agg(value=("value", "mean"), chosen=("chosen", "max"))
+            yield upstream, setting, groups.agg(value=("value", fmean), chosen=("chosen", "max"))
 
 
 def answer(*experiments: Evidence) -> PageOutput:
