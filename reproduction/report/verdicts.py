@@ -264,9 +264,9 @@ def _detail(claim: Claim, compared: statistics.WeightedSum, machine: str) -> str
     elif claim.direction == "lower" and left != right != 0:
         detail += f", {abs(1 - left / right):.0%} {'lower' if left < right else 'higher'}"
     if claim.by:
-        detail += f": {compared.value:+.1f}, {claim.by:+g} required"
+        detail += f": {compared.value:+z.1f}, {claim.by:+g} required"
     if claim.kind == "level":
-        detail += f": {compared.value:+.1f}, allowed ±{claim.within:g}"
+        detail += f": {compared.value:+z.1f}, allowed ±{claim.within:g}"
     return f"{detail}; {machine}" if machine else detail
 
 
