@@ -235,6 +235,10 @@ class Study(Experiment):
     described: ClassVar[bool] = True
     from_prepared: ClassVar[bool] = True
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.section = cls.__module__.rpartition(".")[2]  # the name of its file
+
     @property
     def label(self) -> str:
         """Return its name in messages, such as `sweep clip_b32-8`."""

@@ -121,7 +121,6 @@ class Setup:
     role: str
     pool: Pool
     only: tuple[str, ...] = ()  # some of its tasks
-    models_folder: Path | None = None  # for models made from those tasks
     change: Callable[[str, Any], Any] | None = None  # changes a task's samples on reading
 
     @property
@@ -201,8 +200,7 @@ class Setup:
 
     def folder(self, kind: str, *parts: str) -> Path:
         """Return the folder of one kind of outputs, such as `merged`."""
-        parts = (kind, *parts) if self.models_folder else (kind, self.key, *parts)
-        return (self.models_folder or self.context.outputs).joinpath(*parts)
+        return self.context.outputs.joinpath(kind, self.key, *parts)
 
     def merged(self, upstream: str) -> Path:
         return self.folder("merged", upstream)

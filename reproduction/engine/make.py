@@ -14,7 +14,6 @@ from reproduction.engine.workers import console, report_progress
 from reproduction.experiments import ANCHOR, RESCALED, SampleDraw
 
 CALIBRATED = (ANCHOR, RESCALED, "featcal")
-DamagedDraw = tuple[SampleDraw, str]  # samples of every task, and their damage
 
 
 def make(label: str, setup: Setup, models: Sequence[ModelSpec]) -> None:
@@ -84,7 +83,7 @@ def calibrate(label: str, setup: Setup, model: ModelSpec) -> float:
     context, name = setup.context, f"{label} {model.name}"
     work = context.unfinished(f"calibrate-{name}".replace(" ", "-").replace("/", "-"))
     arguments: dict[str, Any] = {"base": setup.base, "experts": setup.experts, "work": work}
-    arguments["batches"] = streams(setup, model.draw, model.reading, model.damage)
+    arguments["batches"] = streams(setup, model.draw, model.reading)
     arguments |= {"settings": model.settings, "plan": plan_of(setup, model.reading)}
     arguments |= {"device": context.device, "progress": partial(report_progress, name)}
     start = perf_counter()
@@ -115,9 +114,9 @@ def adapt_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
     adapters = [model for model in models if model.corrects]
     if not adapters:
         return
-    context, draws = setup.context, dict[DamagedDraw, dict[str, None]]()  # merged models by samples
+    context, draws = setup.context, dict[SampleDraw, dict[str, None]]()  # merged models by samples
     for model in filter(_encodes_once, adapters):
-        draws.setdefault((model.draw, model.damage), {})[model.upstream] = None
+        draws.setdefault(model.draw, {})[model.upstream] = None
     # longest first
     adapters.sort(key=lambda m: (-getattr(m.settings, "steps", 0), m.method == "surgery"))
     with context.scratch("adapt") as folder:
@@ -133,13 +132,13 @@ def _encodes_once(model: ModelSpec) -> bool:
     return bool(getattr(model.settings, "encode", "once") == "once")
 
 
-def _features(folder: Path, upstream: str, draw: SampleDraw, damage: str, task: str) -> Path:
-    samples = f"{draw.stream}-{draw.samples or 'all'}-{draw.batch}-{draw.seed}{damage}"
+def _features(folder: Path, upstream: str, draw: SampleDraw, task: str) -> Path:
+    samples = f"{draw.stream}-{draw.samples or 'all'}-{draw.batch}-{draw.seed}"
     return folder / upstream / samples / f"{task}.safetensors"
 
 
 def _encode(
-    setup: Setup, tasks: Sequence[str], draws: dict[DamagedDraw, dict[str, None]], folder: Path
+    setup: Setup, tasks: Sequence[str], draws: dict[SampleDraw, dict[str, None]], folder: Path
 ) -> None:
     """Write features of every draw by the merged models that see it and by the task's expert."""
     from safetensors.torch import save_file
@@ -151,11 +150,11 @@ def _encode(
     merged = {name: as_module(setup.merged(name), device) for name in names}
     for task in tasks:
         expert = as_module(setup.expert(task), device)
-        for (draw, damage), upstreams in draws.items():
-            batches = stream(setup, task, draw, damage=damage)
+        for draw, upstreams in draws.items():
+            batches = stream(setup, task, draw)
             models = {name: merged[name] for name in upstreams}
             for name, pair in pairs_of_several(task, models, expert, batches, head).items():
-                path = _features(folder, name, draw, damage, task)
+                path = _features(folder, name, draw, task)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_file({n: tensor.contiguous() for n, tensor in vars(pair).items()}, path)
 
@@ -170,15 +169,14 @@ def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
     draw, device, upstream = model.draw, setup.context.device, model.upstream
     progress = None if setup.context.suite.workers else partial(report_progress, model.name)
     if _encodes_once(model):
-        files = {t: _features(folder, upstream, draw, model.damage, t) for t in sorted(setup.tasks)}
+        files = {t: _features(folder, upstream, draw, t) for t in sorted(setup.tasks)}
         pairs = {}
         for task, file in files.items():
             pair = load_file(file)  # its sizes are read on the CPU
             pairs[task] = Pair(pair["merged"].to(device), pair["expert"].to(device), pair["sizes"])
         adapters = model.settings.fit(pairs, draw.seed, progress)
     else:
-        batches = streams(setup, draw, damage=model.damage)
-        arguments = (batches, setup.projection(), draw.seed, device, progress)
+        arguments = (streams(setup, draw), setup.projection(), draw.seed, device, progress)
         merged = setup.merged(upstream)
         adapters = adapters_for(model.settings, merged, setup.experts, *arguments)
     adapters.save(model.folder)

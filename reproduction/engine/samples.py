@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from reproduction.engine.context import Setup
+from reproduction.engine.spec import ModelSpec
 from reproduction.experiments import Reading, SampleDraw
 from reproduction.results import packed
 
@@ -59,16 +60,16 @@ def load_split(setup: Setup, task: str, split: str) -> Any:
 
 
 def streams(
-    setup: Setup, draw: SampleDraw, reading: Reading | None = None, damage: str = ""
+    setup: Setup, draw: SampleDraw, reading: Reading | None = None
 ) -> "dict[str, Iterable[Batch]]":
     """Return batches of every task of the pool, labels unused; as `stream`."""
-    return {task: stream(setup, task, draw, reading, damage) for task in setup.tasks}
+    return {task: stream(setup, task, draw, reading) for task in setup.tasks}
 
 
 def stream(
-    setup: Setup, task: str, draw: SampleDraw, reading: Reading | None = None, damage: str = ""
+    setup: Setup, task: str, draw: SampleDraw, reading: Reading | None = None
 ) -> "Iterable[Batch]":
-    """Return batches of one task, labels unused; damage changes samples but not which are drawn."""
+    """Return batches of one task, labels unused."""
     if setup.of_texts:
         from reproduction.prepare.texts import text_batches
 
@@ -80,7 +81,6 @@ def stream(
     from featcal.data.batches import draw_indices
 
     samples = load_split(setup, task, draw.split)
-    samples = damaged(samples, task, damage, draw.seed) if damage else samples
     if draw.samples is None:
         order = np.random.default_rng([draw.seed, crc32(task.encode()), crc32(b"stream")])
         return SampleStream(samples, draw.batch, order)
@@ -88,7 +88,7 @@ def stream(
     return SampleStream(samples.take(indices), draw.batch)
 
 
-def damaged(samples: Any, task: str, damage: str, seed: int) -> Any:
+def damaged(task: str, samples: Any, damage: str, seed: int) -> Any:
     """Return images under a corruption, or texts under a damage whose strength ends its name."""
     from reproduction.prepare import damage as corruptions
 
@@ -135,10 +135,11 @@ class Selection:
 
 
 def seen_rows(
-    setup: Setup, draws: Iterable[SampleDraw], scores: Iterable[Any]
+    setup: Setup, models: Iterable[ModelSpec], scores: Iterable[Any]
 ) -> list[dict[str, Any]]:
     """Return a row per task and draw of test samples. scores: rows with each task's number of them."""
     counts = {row["task"]: int(row["count"]) for row in scores}
+    draws = (model.draw for model in models if model.draw)
     tests = dict.fromkeys((d.stream, d.samples, d.seed) for d in draws if d.split == "test")
     rows = []
     for (stream, samples, seed), (task, count) in product(tests, counts.items()):

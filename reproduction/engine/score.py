@@ -8,7 +8,7 @@ from typing import Any
 from featcal.files import atomic_folder, read_json, write_json
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import Selection, seen_rows
-from reproduction.engine.spec import ModelSpec, specs
+from reproduction.engine.spec import ModelSpec, merged_model, specs
 from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
 from reproduction.results import (
@@ -30,18 +30,30 @@ Evaluate = Callable[..., dict[str, TaskScores]]  # called as `evaluate_model`
 
 
 def score(
-    label: str, setup: Setup, models: Sequence[ModelSpec], evaluate: Evaluate | None = None
-) -> dict[str, list[Row]]:
-    """Return the rows of every model by its name; a job is a model and its adapters."""
-    uncorrected = [model for model in models if not model.corrects]
+    label: str,
+    setup: Setup,
+    models: Sequence[ModelSpec],
+    evaluate: Evaluate | None = None,
+    selection: Selection | None = None,
+) -> list[Row]:
+    """Return the rows of models; a job is a model and its adapters.
+
+    A merged model that adapters correct is evaluated, but has rows only if it is among the models.
+    evaluate: in place of `evaluate_model` with this selection.
+    """
+    names = {model.name for model in models}
+    missing = {m.corrects: m.upstream for m in models if m.corrects and m.corrects not in names}
+    corrected = [merged_model(setup, upstream) for upstream in missing.values()]
+    uncorrected = [*corrected, *(model for model in models if not model.corrects)]
     jobs = {m.name: (setup, m, [a for a in models if a.corrects == m.name]) for m in uncorrected}
     scores: dict[str, TaskScores] = {}
-    for evaluated in setup.context.run(label, evaluate or evaluate_model, jobs).values():
+    evaluate = evaluate or partial(evaluate_model, selection=selection or Selection())
+    for evaluated in setup.context.run(label, evaluate, jobs).values():
         scores |= evaluated
-    rows: dict[str, list[Row]] = {}
+    rows = []
     for model in models:
         keys = setup.row_keys | {"metric": "accuracy"} | model.row_keys
-        rows[model.name] = [keys | {"task": t} | r for t, r in scores[model.name].items()]
+        rows += [keys | {"task": task} | row for task, row in scores[model.name].items()]
     return rows
 
 
@@ -49,12 +61,11 @@ def evaluate_model(
     setup: Setup,
     model: ModelSpec,
     corrected: Sequence[ModelSpec],
-    selection: Selection | None = None,
+    selection: Selection,
 ) -> dict[str, TaskScores]:
     """Return the scores of one model, or of each task's own expert, and of the same with adapters."""
     from featcal.baselines.adapters import Adapters
 
-    selection = selection or Selection()
     shared = setup.load(model.folder) if model.folder else None
     adapters = {other.name: Adapters.load(other.folder) for other in corrected}
 
@@ -219,14 +230,12 @@ def run(key: str) -> None:
     experiments, entry = setup.context.experiments, (setup.role, setup.pool)
     runs = {"calibrate": experiments.calibrated_in(*entry), "adapt": experiments.adapted_in(*entry)}
     with setup.context.recorded("evaluate", key), atomic_folder(setup.folder("scores")) as out:
-        scores = score(f"evaluate {key}", setup, models)
-        rows = [row for model_rows in scores.values() for row in model_rows]
+        rows = score(f"evaluate {key}", setup, models)
         write_scores(out / "scores.csv", rows)
         references = [{c: row[c] for c in SCORES} for row in rows if row["method"] in REFERENCES]
         write_rows(out / "references.csv", references, SCORES)
         if not setup.of_texts:
-            draws = [m.draw for m in models if m.draw is not None and m.method != "featcal"]
-            write_rows(out / "seen.csv", seen_rows(setup, draws, rows), SEEN)
+            write_rows(out / "seen.csv", seen_rows(setup, models, rows), SEEN)
         write_rows(out / "curves.csv", _curves(setup, models), CURVES)
         settings = {n: {k: r.model_dump() for k, r in group.items()} for n, group in runs.items()}
         write_json(out / "settings.json", settings)

@@ -28,7 +28,7 @@ class ModelSpec:
     folder:   of the model or of its adapters; None: each task's own expert.
     method, upstream, setting, seed: keys of its rows; `upstream` is the merger.
     settings: of FeatCal, of an adapter or of a merger; the factor of a rescaled model.
-    draw, reading, damage: the samples that it is made from.
+    draw, reading: the samples that it is made from.
     corrects: name of the model that adapters correct.   columns: more columns of its rows.
     """
 
@@ -41,7 +41,6 @@ class ModelSpec:
     settings: Any = None
     draw: Any = None  # SampleDraw, or None
     reading: Reading | None = None
-    damage: str = ""
     corrects: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -126,8 +125,9 @@ def replacing(
 
 
 def merged_model(setup: Setup, upstream: str) -> ModelSpec:
-    """Return the merged model that a study starts from, which the stage `merge` has made."""
-    return ModelSpec("merged", setup.merged(upstream), "merged", upstream)
+    """Return the merged model that a study starts from."""
+    run, folder = setup.context.experiments.merge[f"{setup.key}-{upstream}"], setup.merged(upstream)
+    return ModelSpec("merged", folder, "merged", upstream, settings=run, draw=run.draw)
 
 
 def featcal_at(study: Any, folder: Path, name: str, settings: Any, **changes: Any) -> ModelSpec:
@@ -138,40 +138,34 @@ def featcal_at(study: Any, folder: Path, name: str, settings: Any, **changes: An
     return ModelSpec(name, folder / name, "featcal", settings=settings, **fields)
 
 
-def compared_model(study: Any, folder: Path, method: str, **changes: Any) -> ModelSpec:
-    """Return FeatCal or adapters as a study compares them, in a folder of their own below `folder`.
+def compared_models(
+    study: Any,
+    folder: Path,
+    *methods: str,
+    streams: Iterable[str] = ("",),
+    suffix: str = "",
+    **changes: Any,
+) -> list[ModelSpec]:
+    """Return adapters on each stream ("": the study's) and FeatCal, each in a folder of its own.
 
-    stream: of adapters that see other samples.   changes: replace the study's own values.
+    FeatCal's settings are the comparison's and, if the study has them, the paper's.
+    suffix: of their names.   changes: replace the study's own values.
     """
     names = ("upstream", "samples", "seed")
     upstream, samples, seed = (changes.pop(n) if n in changes else getattr(study, n) for n in names)
-    comparison, stream = study.comparison, changes.pop("stream", "")
-    fields = {"setting": comparison.setting + ("_train" if stream == "train" else "")}
-    fields |= {"settings": getattr(comparison, method, None) or ADAPTERS[method]()}
-    fields |= {"corrects": "" if method == "featcal" else "merged"}
-    fields |= {"draw": comparison.draw(method, samples, seed, stream), **changes}
-    parts = (upstream, method, fields["setting"], samples, seed, fields.get("damage"))
-    name = "-".join(str(part) for part in parts if part)
-    return ModelSpec(name, folder / name, method, upstream, seed=seed, **fields)
-
-
-def compared_models(
-    study: Any, folder: Path, *methods: str, streams: Iterable[str] = ("",), **changes: Any
-) -> list[ModelSpec]:
-    """Return adapters by their methods, on each stream ("": the study's), and FeatCal.
-
-    FeatCal's settings are the comparison's and, if the study has them, the paper's.
-    """
     papers = getattr(study, "paper", None) or getattr(study, "at_papers", None)
     main, models = study.comparison, []
-    settings = {main.setting: main.featcal} | ({"paper": papers} if papers else {})
     for stream, method in product(streams, methods):
-        if method != "featcal":
-            models.append(compared_model(study, folder, method, stream=stream, **changes))
-            continue
-        for setting, calibration in settings.items():
-            at_setting = {"setting": setting, "settings": calibration, **changes}
-            models.append(compared_model(study, folder, method, **at_setting))
+        setting = main.setting + ("_train" if stream == "train" else "")
+        at_settings = {setting: getattr(main, method, None) or ADAPTERS[method]()}
+        if method == "featcal" and papers:
+            at_settings["paper"] = papers
+        fields = {"draw": main.draw(method, samples, seed, stream)}
+        fields |= {"corrects": "" if method == "featcal" else "merged", **changes}
+        for setting, settings in at_settings.items():
+            name = f"{upstream}-{method}-{setting}-{samples}-{seed}{suffix}"
+            keys = (method, upstream, setting, seed)
+            models.append(ModelSpec(name, folder / name, *keys, settings, **fields))
     return models
 
 

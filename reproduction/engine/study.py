@@ -9,7 +9,7 @@ from typing import Any
 from featcal.files import atomic_folder, write_json
 from reproduction.engine.context import Setup, load_context, pick
 from reproduction.engine.make import make
-from reproduction.engine.score import Evaluate, score
+from reproduction.engine.score import score
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.workers import console
 from reproduction.experiments import role_and_pool, studies
@@ -55,22 +55,12 @@ def run_study(name: str, key: str) -> None:
         kind.finish(folder, result)
 
 
-def make_and_score(setup: Setup, label: str, models: list[ModelSpec], **options: Any) -> list[Row]:
-    """Make models and return their rows. options: as of `rows_of`."""
-    make(label, setup, models)
-    return rows_of(setup, label, models, **options)
-
-
-def rows_of(
-    setup: Setup,
-    label: str,
-    models: Sequence[ModelSpec],
-    corrected: Sequence[ModelSpec] = (),
-    evaluate: Evaluate | None = None,
+def make_and_score(
+    label: str, setup: Setup, models: Sequence[ModelSpec], **options: Any
 ) -> list[Row]:
-    """Return the rows of models. corrected: models with adapters.   evaluate: as of `score`."""
-    scores = score(f"{label} score", setup, [*corrected, *models], evaluate)
-    return [row for model in models for row in scores[model.name]]
+    """Make models and return their rows. options: as of `score`."""
+    make(label, setup, models)
+    return score(f"{label} score", setup, models, **options)
 
 
 def score_parts(
@@ -80,16 +70,24 @@ def score_parts(
     parts: Mapping[str, Path],
     models: Callable[[Setup], Iterable[ModelSpec]],
     columns: Mapping[str, Any] | None = None,
-    evaluate: Evaluate | None = None,
+    **options: Any,
 ) -> list[Row]:
-    """Make models from these parts of the role, and return their rows with more columns.
+    """Make models from a changed role, and return their rows with more columns.
 
+    parts: what differs in its prepared folder, such as `experts`.   options: as of `score`.
     folder: of the models, and of the parts in it; deleted at the end.
     """
     replaced = replace(setup, context=replace(setup.context, outputs_folder=folder))
-    replaced.prepared.mkdir(parents=True)
-    for name, target in parts.items():
-        (replaced.prepared / name).symlink_to(target)
-    rows = make_and_score(replaced, label, list(models(replaced)), evaluate=evaluate)
+    prepared = replaced.prepared
+    prepared.mkdir(parents=True)
+    links = {prepared / path.name: path for path in setup.prepared.glob("*")}
+    links |= {prepared / name: target for name, target in parts.items()}
+    if "experts" not in parts:  # those of a smaller pool lie in its folder
+        links |= {prepared.with_name(path.name): path for path in setup.prepared.parent.glob("*")}
+    links |= {replaced.data: setup.data, replaced.texts: setup.texts}
+    for link, target in links.items():
+        if not link.exists():
+            link.symlink_to(target)
+    rows = make_and_score(label, replaced, list(models(replaced)), **options)
     rmtree(folder)
     return [row | dict(columns or {}) for row in rows]

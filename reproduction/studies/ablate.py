@@ -29,7 +29,6 @@ class Rescaling(Settings):
 class AblateStudy(Study):
     """Settings of the study. without: by name, `featcal` with what a group changes in it."""
 
-    section = "ablate"
     scores = SCORES
     tables: ClassVar = {"scales": SCALES}
     setting: Setting
@@ -46,18 +45,17 @@ class AblateStudy(Study):
         accuracies = setup.context.run(f"{self.label} factor", factor_accuracies, jobs)
         models, scales = [], []
         for upstream, values in accuracies.items():
-            best = highest(values)
-            keys, out = setup.row_keys | {"upstream": upstream}, folder / upstream
+            best, out = highest(values), folder / upstream
             for factor, value in values.items():
-                scale = {"factor": factor, "value": value, "chosen": int(factor == best)}
-                scales.append(keys | scale)
+                keys = setup.row_keys | {"upstream": upstream, "factor": factor}
+                scales.append(keys | {"value": value, "chosen": int(factor == best)})
             for name, factor in ((ANCHOR, self.featcal.anchor_blend), (RESCALED, best)):
                 model = ModelSpec(f"{upstream}/{name}", out / name, name, upstream, settings=factor)
                 models.append(model)
             for name, changed in self.without.items():
                 fields = {"upstream": upstream, "setting": name}
                 models.append(featcal_at(self, folder, f"{upstream}/{name}", changed, **fields))
-        return StudyResult(make_and_score(setup, self.label, models), {"scales": scales})
+        return StudyResult(make_and_score(self.label, setup, models), {"scales": scales})
 
 
 def factor_accuracies(setup: Setup, study: AblateStudy, upstream: str) -> dict[float, float]:

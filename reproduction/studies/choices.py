@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -10,18 +10,17 @@ from featcal.settings import Calibration, Distinct, require
 from reproduction.engine.context import Setup
 from reproduction.engine.spec import ModelSpec, featcal_at
 from reproduction.engine.study import StudyResult, make_and_score
-from reproduction.experiments import DOMAIN_POOL, GLUE_POOL, Reading, Setting, Study
+from reproduction.experiments import DOMAIN_POOL, GLUE_POOL, Each, Names, Reading, Setting, Study
 from reproduction.results import CHOICES
 
-READ = ("split", "decoder", "counted", "tokens")  # fields of Reading
-KNOWN = (*READ, "modules", "samples")
+Choice = Literal["split", "decoder", "counted", "tokens", "modules", "samples"]
+Options = Mapping[str, Names] | Each[str | int]  # of modules, lists of names by what each is called
 ONLY_IN = {"decoder": GLUE_POOL, "counted": DOMAIN_POOL}  # choices of the models of one pool
 
 
 class ChoicesStudy(Study):
     """The default at every seed, which is the noise, and each option of `vary` at the first."""
 
-    section = "choices"
     scores = CHOICES
     upstream: str
     setting: Setting
@@ -30,18 +29,12 @@ class ChoicesStudy(Study):
     samples: PositiveInt
     batch: PositiveInt
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=2), Distinct]
-    vary: Mapping[str, Any]
+    vary: Annotated[Mapping[Choice, Options], Field(min_length=1)]
 
     def check(self) -> None:
-        require(bool(self.vary), "choices.vary", self.vary, "must be a mapping of choices")
-        for choice, options in self.vary.items():
-            location, expected = f"choices.vary.{choice}", f"must be one of {', '.join(KNOWN)}"
-            require(choice in KNOWN, "choices.vary", choice, expected)
-            only = ONLY_IN.get(choice, self.pool)
+        for choice in self.vary:
+            only, location = ONLY_IN.get(choice, self.pool), f"choices.vary.{choice}"
             require(only == self.pool, location, choice, f"is a choice of the pool {only} alone")
-            valid = isinstance(options, dict if choice == "modules" else list | tuple)
-            expected = "must be a list; of modules, lists of names by what each is called"
-            require(valid and bool(options), location, options, expected)
         default, *models = self.models()
         for model in models[len(self.seeds) - 1 :]:
             values = (model.settings, model.reading, model.draw)
@@ -60,7 +53,7 @@ class ChoicesStudy(Study):
 
     def model(self, folder: Path, choice: str, option: str, seed: int, **change: Any) -> ModelSpec:
         """Return the default, or the default with one choice changed."""
-        reading = self.reading.but(**(change if choice in READ else {}))
+        reading = self.reading.but(**(change if choice in Reading.model_fields else {}))
         settings = self.featcal.but(**(change if choice == "modules" else {}))
         draw = self.featcal_draw(seed=seed).but(**(change if choice == "samples" else {}))
         name = f"{choice or 'default'}-{option or seed}"
@@ -69,4 +62,4 @@ class ChoicesStudy(Study):
         return featcal_at(self, folder, name, settings, **fields)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        return StudyResult(make_and_score(setup, self.label, list(self.models(folder))))
+        return StudyResult(make_and_score(self.label, setup, list(self.models(folder))))

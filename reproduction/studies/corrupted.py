@@ -1,16 +1,20 @@
 """Table 6, Figure 4: calibration on corrupted samples, scored on clean test samples."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
+from reproduction.engine.make import make
 from reproduction.engine.samples import damaged, load_split, seen_rows
-from reproduction.engine.spec import ModelSpec, compared_models, merged_model
-from reproduction.engine.study import StudyResult, make_and_score
+from reproduction.engine.score import score
+from reproduction.engine.spec import compared_models
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import Comparison, Each, Seeds, Study
 from reproduction.results import CORRUPTED, EXAMPLES, SEEN, Row
 
@@ -26,22 +30,21 @@ class CorruptedStudy(Study):
     at_papers: FeatCal at the paper's settings as well.
     """
 
-    section = "corrupted"
     scores = CORRUPTED
     tables: ClassVar = {"corrupted.seen": SEEN, "corrupted.examples": EXAMPLES}
     upstream: str
     comparison: Comparison
     corruptions: Each[Corruption] | Each[TextCorruption]
-    severity: int | Each[Annotated[int, Field(ge=1, le=3)]]
+    severity: Literal[3] | Each[Literal[1, 2, 3]]
     samples: PositiveInt
     seeds: Seeds
     clean: bool = False
     at_papers: Calibration | None = None
 
     def check(self) -> None:
-        valid = isinstance(self.severity, tuple) if self.of_texts else self.severity == 3
         expected = "must be 3, as the paper has it, or of texts a list of 1, 2 and 3"
-        require(valid, "corrupted.severity", self.severity, expected)
+        listed = isinstance(self.severity, tuple)
+        require(listed == self.of_texts, "corrupted.severity", self.severity, expected)
 
     @property
     def of_texts(self) -> bool:
@@ -53,29 +56,26 @@ class CorruptedStudy(Study):
         levels = [f"-{n}" for n in self.severity] if isinstance(self.severity, tuple) else [""]
         return [corruption + level for corruption, level in product(self.corruptions, levels)]
 
-    def models(self, folder: Path) -> list[ModelSpec]:
-        """Return FeatCal and adapters on every damage; adapters also on FeatCal's samples."""
-        adapters, streams, models = ("prob_surgery", "surgery"), self.comparison.streams[1:], []
-        damages = [*([""] if self.clean else []), *self.damages]
-        for seed, damage in product(self.seeds, damages):
-            columns = {"corruption": damage or "clean"}
-            shared: dict[str, Any] = {"seed": seed, "damage": damage, "columns": columns}
-            models += compared_models(self, folder, *adapters, "featcal", **shared)
-            models += compared_models(self, folder, *adapters, streams=streams, **shared)
-        return models
-
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         from reproduction.prepare.damage import corruption_strengths, damage_strengths
 
-        models, merged = self.models(folder), merged_model(setup, self.upstream)
-        rows = make_and_score(setup, self.label, models, corrected=[merged])
-        draws = [self.comparison.draw("surgery", self.samples, seed) for seed in self.seeds]
+        adapters, models = ("prob_surgery", "surgery"), []
+        for seed, damage in product(self.seeds, [*([""] if self.clean else []), *self.damages]):
+            suffix, columns = damage and f"-{damage}", {"corruption": damage or "clean"}
+            fields = {"seed": seed, "suffix": suffix, "columns": columns}
+            compared = partial(compared_models, self, folder, **fields)
+            made = compared(*adapters, "featcal")
+            made += compared(*adapters, streams=self.comparison.streams[1:])  # on FeatCal's samples
+            change = partial(damaged, damage=damage, seed=seed) if damage else None
+            make(self.label, replace(setup, change=change), made)
+            models += made
+        rows = score(f"{self.label} score", setup, models)
         if self.of_texts:
             pictures, legend, strengths = [], [], damage_strengths()
         else:
             pictures, legend = examples(setup, self)
             strengths = corruption_strengths(pictures[0][0].shape[-1])
-        tables = {"corrupted.seen": seen_rows(setup, draws, rows), "corrupted.examples": legend}
+        tables = {"corrupted.seen": seen_rows(setup, models, rows), "corrupted.examples": legend}
         return StudyResult(rows, tables, {"strengths": strengths}, pictures=pictures)
 
     @staticmethod
@@ -88,9 +88,8 @@ class CorruptedStudy(Study):
         if not result.pictures:
             Image.new("RGB", (1, 1), "white").save(path)
             return
-        rows = [np.concatenate(row, axis=2) for row in result.pictures]
-        sheet = np.concatenate(rows, axis=1).transpose(1, 2, 0)
-        image, side = Image.fromarray(np.ascontiguousarray(sheet)), rows[0].shape[1]
+        sheet = np.ascontiguousarray(np.block(result.pictures).transpose(1, 2, 0))
+        image, side = Image.fromarray(sheet), result.pictures[0][0].shape[1]
         if side > LARGEST:
             size = (image.width * LARGEST // side, image.height * LARGEST // side)
             image = image.resize(size, Image.Resampling.BOX)
@@ -106,7 +105,7 @@ def examples(setup: Setup, study: CorruptedStudy) -> tuple[list[Any], list[Row]]
         samples = load_split(setup, task, "train")
         first = draw_indices(task, len(samples.labels), study.samples, seed)[:1]
         versions = {"clean": samples}
-        versions |= {name: damaged(samples, task, name, seed) for name in study.damages}
+        versions |= {name: damaged(task, samples, name, seed) for name in study.damages}
         pictures.append([version.pixels[first][0] for version in versions.values()])
         keys = {"task": task, "index": int(first[0]), "row": row}
         legend += [{**keys, "corruption": n, "column": c} for c, n in enumerate(versions)]

@@ -2,10 +2,9 @@
 
 import ctypes
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -15,8 +14,9 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.settings import Distinct, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import draw_at_most, load_split
-from reproduction.engine.spec import ModelSpec, compared_model, merged_model
-from reproduction.engine.study import StudyResult, rows_of
+from reproduction.engine.score import score
+from reproduction.engine.spec import ModelSpec, compared_models
+from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import Jobs, fan_out
 from reproduction.experiments import TRAINED_ADAPTERS, Comparison, SampleDraw, Study
 from reproduction.profiling import profiled
@@ -29,7 +29,6 @@ BatchesInMemory = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
 class CostStudy(Study):
     """Settings. audit: steps after which adapters as published are scored; none: not trained."""
 
-    section = "cost"
     scores = AUDIT
     described = False
     upstream: str
@@ -44,28 +43,22 @@ class CostStudy(Study):
         require(max(self.audit, default=0) <= steps, "cost.audit", self.audit, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        models = [compared_model(self, folder, method) for method in METHODS]
-        published = []
+        models = compared_models(self, folder, *METHODS)
+        jobs = {model.name: (setup, model, {}) for model in models}
+        audited = []
         for model in models[1:] if self.audit else ():
             name, settings = f"{model.name} each_step", model.settings.but(encode="each_step")
-            published.append(model.but(name=name, folder=folder / name, settings=settings))
-        jobs: dict[str, tuple[Any, ...]] = {model.name: (setup, model) for model in models}
-        jobs |= {model.name: (setup, model, self.audit) for model in published}
+            published = model.but(name=name, folder=folder / name, settings=settings)
+            audit = {step: folder / f"{name} {step}" for step in self.audit}
+            jobs[name] = (setup, published, audit)
+            for step, out in audit.items():
+                columns = {"encode": "each_step", "samples": self.samples, "step": step}
+                audited.append(published.but(name=out.name, folder=out, columns=columns))
         record = costs(self, setup, jobs, 1)
-        audited = []
-        for model, step in product(published, self.audit):
-            columns = {"encode": "each_step", "samples": self.samples, "step": step}
-            out, name = step_folder(model.folder, step), f"{model.name} {step}"
-            audited.append(model.but(name=name, folder=out, columns=columns))
-        corrected = [merged_model(setup, self.upstream)]
-        return StudyResult(rows_of(setup, self.label, audited, corrected), record=record)
+        return StudyResult(score(f"{self.label} score", setup, audited), record=record)
 
 
-def step_folder(out: Path, step: int) -> Path:
-    return out.with_name(f"{out.name}-step{step}")
-
-
-def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[str, Any]:
+def measure(setup: Setup, model: ModelSpec, audit: Mapping[int, Path]) -> dict[str, Any]:
     """Make one model, its samples in memory, and return its seconds, megabytes and watt-hours.
 
     A brief run comes first: what a process pays once is not measured. Models get the stages' bytes.
@@ -74,7 +67,7 @@ def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[s
     first = {t: [{n: value[:1] for n, value in b[0].items()}] for t, b in batches.items()}
     with TemporaryDirectory(dir=model.folder.parent) as folder:
         brief = model.settings.but(steps=1) if model.corrects else model.settings
-        make(setup, model.but(settings=brief, folder=Path(folder, "warm_up")), first)
+        make(setup, model.but(settings=brief, folder=Path(folder, "warm_up")), first, {})
     return_freed_memory()
     on_gpu = setup.context.device.type == "cuda"
     _, profile = profiled(partial(make, setup, model, batches, audit), on_gpu)
@@ -106,7 +99,7 @@ def in_memory(setup: Setup, draw: SampleDraw) -> BatchesInMemory:
 
 
 def make(
-    setup: Setup, model: ModelSpec, batches: BatchesInMemory, audit: Iterable[int] = ()
+    setup: Setup, model: ModelSpec, batches: BatchesInMemory, audit: Mapping[int, Path]
 ) -> None:
     import featcal
     from featcal.baselines.adapters import Adapters
@@ -119,7 +112,7 @@ def make(
         featcal.calibrate(merged, **arguments, resume=False)
         return
     start = (model.settings, merged, setup.experts, batches, setup.projection())
-    audits = {step: partial(Adapters.save, folder=step_folder(out, step)) for step in audit}
+    audits = {step: partial(Adapters.save, folder=folder) for step, folder in audit.items()}
     adapters_for(*start, model.seed, device, None, audits).save(out)
 
 

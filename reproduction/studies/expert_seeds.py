@@ -4,19 +4,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from reproduction.engine.context import HEADS, Setup
+from reproduction.engine.context import Setup
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.engine.study import StudyResult, score_parts
 from reproduction.experiments import CHAT_POOL, AdapterSettingName, Counts, Setting, Study
 from reproduction.prepare.hub import WEIGHTS
 from reproduction.results import EXPERT_SEEDS, Row
-from reproduction.stages.prepare import TEXTS, digest, make_experts, recipes_of
+from reproduction.stages.prepare import digest, make_experts, recipes_of
 
 
 class ExpertSeedsStudy(Study):
     """Settings; `settings` are FeatCal's and the adapters', `seeds` the experts'."""
 
-    section = "expert_seeds"
     scores = EXPERT_SEEDS
     upstreams: tuple[str, ...]
     settings: tuple[AdapterSettingName | Setting, ...]
@@ -31,16 +30,15 @@ class ExpertSeedsStudy(Study):
         return first.values()
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        prepared, chat, rows = setup.prepared, setup.pool == CHAT_POOL, list[Row]()
+        chat, rows = setup.pool == CHAT_POOL, list[Row]()
         data, recipes = setup.texts if chat else setup.data, recipes_of(setup, setup.tasks)
-        shared = {name: prepared / name for name in ("base", TEXTS if chat else HEADS)}
         settings = [{task: recipe.model_dump() for task, recipe in recipes.items()}, self.seeds]
-        files = [*([] if chat else [shared[HEADS]]), *sorted(data.glob("*/train.parquet"))]
+        files = [*([] if chat else [setup.heads]), *sorted(data.glob("*/train.parquet"))]
         depends = digest(settings, setup.base / WEIGHTS, *files)
         store = setup.context.unfinished(f"expert_seeds-{setup.key}-{depends}")
         folders = {seed: store / f"seed{seed}" for seed in self.seeds}
-        make_experts(setup, prepared, data, recipes, folders)
-        for seed, trained in folders.items():
-            args = (setup, folder / f"seed{seed}", {**shared, "experts": trained}, self.models)
+        make_experts(setup, setup.prepared, data, recipes, folders)
+        for seed, experts in folders.items():
+            args = (setup, folder / f"seed{seed}", {"experts": experts}, self.models)
             rows += score_parts(f"experts of seed {seed}", *args, columns={"expert_seed": seed})
         return StudyResult(rows)

@@ -13,7 +13,6 @@ cells of the synthetic images were seen, where ρ has no effect: the same at the
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,9 +23,9 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.make import make
 from reproduction.engine.samples import Selection, load_split, streams
-from reproduction.engine.score import evaluate_model
+from reproduction.engine.score import score
 from reproduction.engine.spec import ModelSpec, featcal_at
-from reproduction.engine.study import StudyResult, rows_of
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 from reproduction.studies.default import divergence
@@ -58,7 +57,6 @@ class ExtrapolationStudy(Study):
     divergence.   scored: test samples of each task; None: all.
     """
 
-    section = "extrapolation"
     scores = EXTRAPOLATION
     tables: ClassVar = {"extrapolation.candidates": EXTRAPOLATION_CANDIDATES}
     upstream: str
@@ -122,7 +120,7 @@ class ExtrapolationStudy(Study):
             part_models, facts = self.with_parts(setup, folder, models)
             models += part_models
         chosen, selection = best_of(models), Selection("test", self.scored, self.seed)
-        rows = rows_of(setup, label, chosen, evaluate=partial(evaluate_model, selection=selection))
+        rows = score(f"{label} score", setup, chosen, selection=selection)
         keys = {**setup.row_keys, "upstream": self.upstream}
         candidates = [{**keys, **m.columns, "chosen": int(m in chosen)} for m in models]
         return StudyResult(rows, {"extrapolation.candidates": candidates}, facts)

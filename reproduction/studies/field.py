@@ -19,7 +19,7 @@ from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection, streams
 from reproduction.engine.score import TaskScores, averages, highest
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import StudyResult, rows_of
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import (
     TEXT_POOLS,
     Comparison,
@@ -59,7 +59,6 @@ class FieldStudy(Study):
     tangent: scales of task arithmetic in the tangent space; none: not run.
     """
 
-    section = "field"
     scores = SCORES
     comparison: Comparison
     mergers: Mapping[str, Mapping[str, Any]]
@@ -119,7 +118,7 @@ class FieldStudy(Study):
         jobs = {name: (setup, self, name, folder / name) for name in longest_first}
         results = setup.context.run(self.label, make, jobs)
         models = [model for name in names for model in self.models(name, folder / name)]
-        rows = rows_of(setup, self.label, models, evaluate=partial(evaluate, self))
+        rows = scoring.score(f"{self.label} score", setup, models, partial(evaluate, self))
         chosen = {name: results[name][0] for name in self.mergers}
         trials = {name: results[name][1] for name in self.mergers if results[name][1]}
         cost = {name: results[name][2] for name in names}
@@ -230,7 +229,7 @@ def evaluate(
 ) -> dict[str, TaskScores]:
     """Return the scores of a model, alone and with adapters; inner adapters need another run."""
     if setup.of_texts:
-        return scoring.evaluate_model(setup, model, corrected)
+        return scoring.evaluate_model(setup, model, corrected, Selection())
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, require
-from reproduction.engine.context import HEADS, Setup
+from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection
-from reproduction.engine.score import evaluate_model
 from reproduction.engine.spec import ModelSpec, compared_models, merged_model
 from reproduction.engine.study import StudyResult, score_parts
 from reproduction.experiments import ADAPTERS, Comparison, Each, Study
@@ -33,7 +32,6 @@ TABLE = "embeddings.position_embeddings.weight"
 class OffsetStudy(Study):
     """Settings. strengths: s; offsets of 1 deviate as much as entries of word embeddings."""
 
-    section = "offset"
     scores = OFFSET
     upstream: str
     comparison: Comparison
@@ -45,8 +43,8 @@ class OffsetStudy(Study):
 
     def models(self, setup: Setup) -> Iterator[ModelSpec]:
         """Yield the merged model, FeatCal at both settings, the experts, and adapters."""
-        run, folder = setup.context.experiments.merge[self.merged], setup.folder("studied")
-        yield merged_model(setup, self.upstream).but(settings=run, seed=self.seed)
+        folder = setup.folder("studied")
+        yield merged_model(setup, self.upstream).but(seed=self.seed)
         yield from reversed(compared_models(self, folder, "featcal"))
         yield ModelSpec("expert", None, "expert", seed=self.seed)
         yield from compared_models(self, folder, *ADAPTERS)
@@ -54,12 +52,12 @@ class OffsetStudy(Study):
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         firsts, rows = first_positions(setup), list[Row]()
         moved = replace(setup, change=partial(at_positions, firsts))
-        evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
+        selection = Selection("test", self.scored, self.seed)
         jobs = {f"{s:g}": (setup, s, self.seed, folder / f"{s:g}") for s in self.strengths}
         parts_by_strength = setup.context.run(f"{self.label} models", offset_models, jobs)
         for name, parts in parts_by_strength.items():
             args, columns = (moved, folder / name, parts, self.models), {"strength": name}
-            rows += score_parts(f"{self.label} {name}", *args, columns=columns, evaluate=evaluate)
+            rows += score_parts(f"{self.label} {name}", *args, columns=columns, selection=selection)
         return StudyResult(rows)
 
 
@@ -75,7 +73,7 @@ def at_positions(firsts: Mapping[str, int], task: str, samples: "SentenceSet") -
 
 
 def offset_models(setup: Setup, strength: float, seed: int, out: Path) -> dict[str, Path]:
-    """Write base and experts with offsets; return the folders of base, heads and experts."""
+    """Write base and experts with offsets; return their folders."""
     import torch
 
     from featcal.core import generator
@@ -90,7 +88,7 @@ def offset_models(setup: Setup, strength: float, seed: int, out: Path) -> dict[s
     for task, first in firsts.items():
         with_offsets(setup.expert(task), out / "experts" / task, offsets, first, TOKENS)
     base = with_offsets(setup.base, out / "base", offsets, None, TOKENS)
-    return {"base": base, "experts": out / "experts", HEADS: setup.heads}
+    return {"base": base, "experts": out / "experts"}
 
 
 def with_offsets(

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration
-from reproduction.engine.context import HEADS, Setup
+from reproduction.engine.context import Setup
 from reproduction.engine.score import average, task_scores
 from reproduction.engine.spec import main_models
 from reproduction.engine.study import StudyResult, score_parts
@@ -32,7 +32,6 @@ class PatternStudy(Study):
     factors:   of the rest that are tried where s is not 1.
     """
 
-    section = "pattern"
     scores = OFFSET
     upstreams: tuple[str, ...]
     comparison: Comparison
@@ -52,8 +51,8 @@ class PatternStudy(Study):
             gaps = {f: abs(scores[f"{s:g} {f:g}"] - scores["1 1"]) for f in factors[s]}
             factor, name = min(gaps, key=gaps.__getitem__), f"{s:g}"
             shifts[name] = {"moved": factor, "base": scores[f"{s:g} {factor:g}"]}
-            parts = trained_parts(setup, folder / name, {"added": s, "moved": factor})
-            arguments = (setup, folder / name, parts, partial(main_models, self))
+            experts = trained_experts(setup, folder / name, {"added": s, "moved": factor})
+            arguments = (setup, folder / name, {"experts": experts}, partial(main_models, self))
             rows += score_parts(f"{self.label} {name}", *arguments, columns={"strength": name})
         return StudyResult(rows, facts={"shifts": shifts})
 
@@ -72,17 +71,16 @@ def base_accuracy(setup: Setup, added: float, moved: float) -> float:
     return average(task_scores(setup, lambda _: base, read)["base"])
 
 
-def trained_parts(setup: Setup, folder: Path, scales: Mapping[str, float]) -> dict[str, Path]:
-    """Draw images and train experts on them; return the folders of base, heads and experts."""
+def trained_experts(setup: Setup, folder: Path, scales: Mapping[str, float]) -> Path:
+    """Draw images into folder/data and train experts on them; return the folder of these."""
     from reproduction.mini.images import write_parquet
 
-    context, prepared, images = setup.context, setup.prepared, folder / "data"
+    context, images, experts = setup.context, folder / "data", folder / "experts"
     data, seed = context.suite.data, context.suite.expert_seed
     counts = {split: getattr(data, split) for split in ("train", "validation", "test")}
     arguments = (data.seed, data.strength, counts, scales)
     jobs = {task: (task, images / task, *arguments) for task in setup.tasks}
     context.run("draw", write_parquet, jobs)
     copyfile(setup.data / SOURCES, images / SOURCES)
-    experts = folder / "experts"
-    make_experts(setup, prepared, images, recipes_of(setup, setup.tasks), {seed: experts})
-    return {name: prepared / name for name in ("base", HEADS)} | {"experts": experts}
+    make_experts(setup, setup.prepared, images, recipes_of(setup, setup.tasks), {seed: experts})
+    return experts

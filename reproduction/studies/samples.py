@@ -7,8 +7,9 @@ from typing import ClassVar
 from featcal.settings import Calibration
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import seen_rows
+from reproduction.engine.score import score
 from reproduction.engine.spec import compared_models, merged_model
-from reproduction.engine.study import StudyResult, rows_of
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import Comparison, Counts, Seeds, Study
 from reproduction.results import SAMPLES, SEEN
 from reproduction.studies.cost import METHODS, costs
@@ -17,7 +18,6 @@ from reproduction.studies.cost import METHODS, costs
 class SamplesStudy(Study):
     """Settings. at_papers: FeatCal at the paper's settings too."""
 
-    section = "samples"
     scores = SAMPLES
     tables: ClassVar = {"samples.seen": SEEN}
     described = False
@@ -32,9 +32,8 @@ class SamplesStudy(Study):
         for method, n, seed in product(METHODS, sorted(self.samples), sorted(self.seeds)):
             columns = {"samples": n}
             models += compared_models(self, folder, method, **columns, seed=seed, columns=columns)
-        jobs = {model.name: (setup, model) for model in models}
+        jobs = {model.name: (setup, model, {}) for model in models}
         record = costs(self, setup, jobs, setup.context.suite.workers or 1)
         merged = merged_model(setup, self.upstream).but(columns={"samples": 0})
-        rows = rows_of(setup, self.label, [merged, *models])
-        draws = [self.comparison.draw("surgery", n, s) for n in self.samples for s in self.seeds]
-        return StudyResult(rows, {"samples.seen": seen_rows(setup, draws, rows)}, record=record)
+        rows = score(f"{self.label} score", setup, [merged, *models])
+        return StudyResult(rows, {"samples.seen": seen_rows(setup, models, rows)}, record=record)

@@ -11,7 +11,6 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.settings import Calibration
 from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.samples import Selection
-from reproduction.engine.score import evaluate_model
 from reproduction.engine.spec import main_models
 from reproduction.engine.study import StudyResult, score_parts
 from reproduction.experiments import Comparison, Study
@@ -23,7 +22,6 @@ from reproduction.stages.prepare import make_store
 class SecondEncoderStudy(Study):
     """Settings; `fine_tune` is of the experts, `scored` the test samples of each task."""
 
-    section = "second_encoder"
     scores = SCORES
     from_prepared = False
     model: str
@@ -42,6 +40,6 @@ class SecondEncoderStudy(Study):
         changed = replace(setup, context=replace(setup.context, suite=suite))
         store = make_store(changed, SentenceRole(model=self.model), f"second_encoder-{setup.key}")
         parts = {name: store / name for name in ("base", "experts", HEADS)}
-        evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
+        selection = Selection("test", self.scored, self.seed)
         arguments = (setup, folder / "outputs", parts, partial(main_models, self))
-        return StudyResult(score_parts(self.label, *arguments, evaluate=evaluate))
+        return StudyResult(score_parts(self.label, *arguments, selection=selection))

@@ -7,10 +7,8 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, Settings, require
 from reproduction.engine.context import Setup
-from reproduction.engine.make import make
-from reproduction.engine.score import score
 from reproduction.engine.spec import featcal_at
-from reproduction.engine.study import StudyResult
+from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import SWEPT, Numbers, Setting, Study
 from reproduction.results import SWEEP, Row
 
@@ -26,19 +24,17 @@ class Sweep(Settings):
     interpolation: Numbers = ()
 
     def check(self) -> None:
-        for name in SWEPT:
-            values, default = getattr(self, name), getattr(self.featcal, name)
-            if values and default not in values:
-                object.__setattr__(self, name, tuple(sorted((*values, default))))
-            for value in values:
-                self.featcal.but(**{name: value})
+        self.points()
 
     def points(self) -> dict[Calibration, list[Row]]:
-        """Return every model once, with the columns of its points on the curves through it."""
+        """Return every model once, with the columns of its points on the curves through it.
+
+        Raises: BadSetting for a value that FeatCal does not take.
+        """
         points: dict[Calibration, list[Row]] = {}
         for name in SWEPT:
-            default = getattr(self.featcal, name)
-            for value in getattr(self, name):
+            values, default = getattr(self, name), getattr(self.featcal, name)
+            for value in sorted({*values, default}) if values else ():
                 point = {"parameter": name, "at": f"{value:g}", "chosen": int(value == default)}
                 points.setdefault(self.featcal.but(**{name: value}), []).append(point)
         return points
@@ -47,7 +43,6 @@ class Sweep(Settings):
 class SweepStudy(Study):
     """Settings of the study: sweeps around one or more settings, with several mergers."""
 
-    section = "sweep"
     scores = SWEEP
     upstreams: tuple[str, ...]
     samples: PositiveInt
@@ -61,13 +56,11 @@ class SweepStudy(Study):
         require(distinct, "sweep.around", settings, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        models, curves = [], list[tuple[str, Row]]()
+        models = []
         for upstream, sweep in product(self.upstreams, self.around):
-            columns = {"upstream": upstream, "setting": sweep.setting}
+            fields = {"upstream": upstream, "setting": sweep.setting}
             for number, (settings, points) in enumerate(sweep.points().items()):
                 name = f"{upstream}-{sweep.setting}-{number}"
-                models.append(featcal_at(self, folder, name, settings, **columns))
-                curves += [(name, point) for point in points]
-        make(self.label, setup, models)
-        scores = score(f"{self.label} score", setup, models)
-        return StudyResult([row | point for name, point in curves for row in scores[name]])
+                model = featcal_at(self, folder, name, settings, **fields)
+                models += [model.but(columns=point) for point in points]
+        return StudyResult(make_and_score(self.label, setup, models))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from shutil import rmtree
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
@@ -18,8 +17,8 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import load_split
 from reproduction.engine.score import TaskScores
-from reproduction.engine.spec import ModelSpec, compared_models
-from reproduction.engine.study import StudyResult, make_and_score, rows_of
+from reproduction.engine.spec import ModelSpec, compared_models, merged_model
+from reproduction.engine.study import StudyResult, score_parts
 from reproduction.experiments import ADAPTER_BATCH, ADAPTERS, SPLITS, Comparison, Each, Study
 from reproduction.results import TASK_COUNTS, Row
 
@@ -34,7 +33,6 @@ class TaskCountsStudy(Study):
     samples: of each task; adapters see test samples and, separately, FeatCal's.
     """
 
-    section = "task_counts"
     tables: ClassVar = {"task_counts": TASK_COUNTS}
     upstreams: tuple[str, ...]
     comparison: Comparison
@@ -61,24 +59,33 @@ class TaskCountsStudy(Study):
             parts |= {(count, draw): part for draw, part in enumerate(cut)}
         return parts
 
+    def models(self, setup: Setup, upstream: str) -> list[ModelSpec]:
+        """Return a merged model with what is compared after it; without `upstream`, the experts."""
+        if not upstream:
+            return [ModelSpec("expert", None, "expert")]
+        compared = partial(compared_models, self, setup.folder("made"), upstream=upstream)
+        adapters = compared(*ADAPTERS, streams=self.comparison.streams)
+        return [merged_model(setup, upstream), *compared("featcal"), *adapters]
+
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        context, label = setup.context, self.label
-        merges = {u: context.experiments.merge[f"{self.key}-{u}"] for u in self.upstreams}
+        context, parts = setup.context, self.parts(setup.tasks).items()
         expected = "must be mergers that look at no data"
-        for upstream, run in merges.items():
-            require(run.draw is None, f"{label}.upstreams", upstream, expected)
+        for upstream in self.upstreams:
+            looks = merged_model(setup, upstream).draw is not None
+            require(not looks, f"{self.label}.upstreams", upstream, expected)
         experts = {task: (self, setup, task, folder) for task in setup.tasks}
-        context.run(f"{label} experts", write_expert, experts)
+        context.run(f"{self.label} experts", write_expert, experts)
         # a part is a job in one process, which starts none of its own
         alone = replace(setup, context=replace(context, suite=context.suite.but(workers=0)))
-        jobs, parts = dict[str, tuple[Any, ...]](), self.parts(setup.tasks)
-        units = (*product(parts.items(), (None,)), *product(parts.items(), merges))
+        jobs = dict[str, tuple[Any, ...]]()
+        units = (*product(parts, [""]), *product(parts, self.upstreams))
         for ((count, draw), tasks), upstream in units:
             name, keys = f"{count}-{draw} {upstream or 'experts'}", {"tasks": count, "draw": draw}
-            part_setup = replace(alone, only=tasks, models_folder=folder / name)
-            jobs[name] = (self, part_setup, folder, keys, merges.get(upstream))
+            models, part = partial(self.models, upstream=upstream), replace(alone, only=tasks)
+            jobs[name] = (f"{self.label} {name}", part, folder / name, {}, models, keys)
         largest_first = dict(sorted(jobs.items(), key=lambda job: -len(job[1][1].tasks)))
-        rows = context.run(label, part_rows, largest_first)
+        evaluate = partial(part_scores, study=self, experts=folder)
+        rows = context.run(self.label, partial(score_parts, evaluate=evaluate), largest_first)
         return StudyResult(tables={"task_counts": [row for name in jobs for row in rows[name]]})
 
 
@@ -91,24 +98,6 @@ def write_expert(study: TaskCountsStudy, setup: Setup, task: str, experts: Path)
     arguments = setup.projection(), unseen(setup, study, task), ADAPTER_BATCH
     features = projected(setup.load(setup.expert(task)), *arguments, f"expert of {task}")
     save_file({"features": features.contiguous()}, experts / f"{task}.safetensors")
-
-
-def part_rows(
-    study: TaskCountsStudy, setup: Setup, experts: Path, columns: Row, run: Any
-) -> list[Row]:
-    """Return the rows of one part: of its experts, or after a merger, whose models are not kept."""
-    evaluate = partial(part_scores, study=study, experts=experts)
-    label = f"{study.label} {setup.models_folder.name}"
-    if run is None:
-        expert = ModelSpec("expert", None, "expert", columns=columns)
-        return rows_of(setup, label, [expert], evaluate=evaluate)
-    merged = ModelSpec("merged", setup.merged(run.upstream), "merged", run.upstream, settings=run)
-    shared, out = {"upstream": run.upstream, "columns": columns}, setup.folder("made")
-    models = [merged.but(columns=columns), *compared_models(study, out, "featcal", **shared)]
-    models += compared_models(study, out, *ADAPTERS, streams=study.comparison.streams, **shared)
-    rows = make_and_score(setup, label, models, evaluate=evaluate)
-    rmtree(setup.folder(""))
-    return rows
 
 
 def agreement(
@@ -170,8 +159,9 @@ def part_scores(
 
     heads, all_tasks = load_file(setup.heads), replace(setup, only=()).tasks
     student = setup.load(model.folder) if model.folder else None
-    adapters = {other.name: Adapters.load(other.folder) for other in corrected}
-    scores: dict[str, TaskScores] = {name: {} for name in (model.name, *adapters)}
+    changes = {other.name: Adapters.load(other.folder).apply for other in corrected}
+    changes = {model.name: lambda _, rows: rows} | changes
+    scores: dict[str, TaskScores] = {name: {} for name in changes}
     head = torch.cat([heads[f"head/{task}"] for task in all_tasks])
     for task in setup.tasks:
         samples = unseen(setup, study, task)
@@ -182,7 +172,6 @@ def part_scores(
             location = f"{model.upstream} of {', '.join(setup.tasks)}, on {task}"
             features = projected(student, setup.projection(), samples, ADAPTER_BATCH, location)
         arguments = (expert, head, classes, torch.as_tensor(samples.labels))
-        scores[model.name][task] = agreement(task, features, *arguments)
-        for name, adapter in adapters.items():
-            scores[name][task] = agreement(task, adapter.apply(task, features), *arguments)
+        for name, change in changes.items():
+            scores[name][task] = agreement(task, change(task, features), *arguments)
     return scores

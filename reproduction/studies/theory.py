@@ -30,7 +30,6 @@ class TheoryStudy(Study):
     nodes:  numbers of quadrature nodes of path-averaged Jacobians.
     """
 
-    section = "theory"
     tables: ClassVar = {"theory": THEORY, "theory_points": THEORY_POINTS}
     described = False
     upstream: str

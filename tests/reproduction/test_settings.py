@@ -84,7 +84,7 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     ("sweep/clip_b32-8/smoke/around/0/interpolation", [0.9, 1.5], "sweep.clip_b32-8.smoke.around.0.calibrate.interpolation: 1.5"),
     ("studied/clip_b32-8/smoke/comparison/setting", "paper", "must be left out"),
     (f"{CHOICES}/setting", "ours", "choices.flan_t5_base-glue.smoke.setting"),
-    (f"{CHOICES}/vary", {"decodr": ["start"]}, "must be one of split, decoder"),
+    (f"{CHOICES}/vary", {"decodr": ["start"]}, "must be 'split', 'decoder'"),
     (f"{CHOICES}/vary", {"decoder": ["answer"]}, "is the default itself"),
     (f"{CHOICES}/vary", {"counted": ["prompt"]}, "of the pool mergebench alone"),
     (f"{CHOICES}/vary", {"modules": {"none": []}}, "at least 1 item"),

@@ -4,7 +4,6 @@ import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import checkpoints
 import numpy as np
@@ -13,16 +12,13 @@ import torch
 from checkpoints import picture
 from test_images import PETS, encoded, parquet
 
-from featcal.baselines.corrections import Surgery
 from featcal.baselines.training import InMemorySamples, samples_of
 from featcal.data.batches import draw_indices
 from featcal.data.images import ImageSet, load_images
 from featcal.errors import BadBatches
 from featcal.models.batch import single_samples
-from reproduction.engine import make
 from reproduction.engine import samples as streams
 from reproduction.engine.context import Setup
-from reproduction.engine.spec import ModelSpec
 from reproduction.experiments import SampleDraw
 from reproduction.prepare import sources
 from reproduction.prepare.sources import Split, mapped_images
@@ -74,15 +70,6 @@ def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(c
     assert peak < in_memory + 10 * 4 * PICTURE < 4 * pictures * PICTURE
     for indices, batch in zip(([7, 3, 11, 3], [0]), batches, strict=True):
         assert torch.equal(batch, expected.batch(indices)["pixel_values"])
-
-
-def test_adapters_that_encode_every_batch_see_the_damage(monkeypatch):
-    damages, draw = [], SampleDraw(stream="train", samples=2, batch=2)
-    monkeypatch.setattr(make, "streams", lambda *_, damage: damages.append(damage))
-    monkeypatch.setattr("featcal.baselines.training.adapters_for", MagicMock())
-    fields = {"settings": Surgery(encode="each_step"), "draw": draw, "damage": "fog"}
-    make._train(MagicMock(), ModelSpec("", "out", "surgery", **fields), Path())
-    assert damages == ["fog"]
 
 
 def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
