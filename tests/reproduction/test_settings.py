@@ -268,3 +268,13 @@ def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
         fields = {name: getattr(model, name) for name in ("name", "folder", "columns")}
         assert model == default.but(**fields, **changes[model.name])
         assert model.columns["choice"] + "-" + model.columns["option"] == model.name
+
+
+def test_a_sweep_tries_the_setting_s_own_value_too_and_a_model_on_two_curves_once():
+    around = {"setting": "paper", "ridge": [1.0], "anchor_blend": [2.0, 4.0]}
+    entry = {"upstreams": ["wudi"], "samples": 8, "batch": 8, "seed": 1}
+    entry["around"] = [{**around, "featcal": GIVEN["featcal"]}]
+    points = study_run("sweep", POOL, {"mini": entry}, "mini").around[0].points().values()
+    points = [[(row["parameter"], row["at"], row["chosen"]) for row in rows] for rows in points]
+    own = [("ridge", "1e-05", 1), ("anchor_blend", "2", 1)]
+    assert points == [own, [("ridge", "1", 0)], [("anchor_blend", "4", 0)]]

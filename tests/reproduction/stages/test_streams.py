@@ -42,8 +42,8 @@ def context(monkeypatch):
 
 def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
     setup, images = context
-    draws = streams.streams(setup, SampleDraw(stream="train", samples=10, batch=4))
-    for task, draw in draws.items():
+    ten = SampleDraw(stream="train", samples=10, batch=4)
+    for task, draw in streams.streams(setup, ten).items():
         assert draw.samples.pixels.nbytes == 10 * PICTURE
         expected = list(images.batches(draw_indices(task, 40, 10, 42), 4))
         for _ in range(2):  # every iteration is the same
@@ -51,6 +51,9 @@ def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
             assert [len(b["pixel_values"]) for b in batches] == [4, 4, 2]
             for batch, want in zip(batches, expected, strict=True):
                 assert torch.equal(batch["pixel_values"], want["pixel_values"])
+    black = replace(setup, change=lambda _, samples: replace(samples, pixels=0 * samples.pixels))
+    [changed, *_] = streams.stream(black, "dtd", ten)
+    assert len(changed["pixel_values"].unique()) == 1
 
 
 @pytest.mark.parametrize("samples", [None, 30])
