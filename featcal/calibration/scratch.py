@@ -289,8 +289,7 @@ def write_calibrated(
         if isinstance(student, StreamedModel):
             copy_with(student, path, solved)
         else:
-            like = base.folder if isinstance(base, StreamedModel) else None
-            save_model(student.module, path, like=like)
+            save_model(student.module, path, like=getattr(base, "folder", None))
         (path / RECORD).write_text(text, encoding="utf-8")
         write_card(path, card)
 

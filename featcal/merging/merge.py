@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__, card
+from featcal.core.precision import exact_products
 from featcal.errors import FeatCalError, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, read_json, require_apart, write_json
 from featcal.merging import sources
@@ -65,12 +66,12 @@ def merge(
         n_jobs: batches that adamerging computes in parallel; the result is bit-identical.
         settings: the method's own, such as scale=0.3. Default: the paper's.
 
-    Returns: the merged module, or the path `out`.
+    Returns: the merged module in evaluation mode, or the path `out`.
     Raises: UnknownKey, BadSetting; MissingTensor, TensorsDiffer; NotFinite; Diverged; DiskFull.
     """
     arguments: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings}
     arguments |= {"device": device, "progress": progress, "n_jobs": n_jobs}
-    with nullcontext() if out is None else claimed(out):
+    with exact_products(), nullcontext() if out is None else claimed(out):
         opened = open_merge(method, base, experts, **arguments, **settings)
         if out is not None:
             require_apart("merge.out", out, (base, head, *opened.experts.values()))
@@ -105,7 +106,7 @@ class Form:
     def module(self) -> nn.Module:
         """Return a new module that holds `merged` unrounded; `untied` names are no longer tied."""
         if isinstance(self.model, nn.Module):
-            module: Any = copy.deepcopy(self.model)
+            module: Any = copy.deepcopy(self.model).eval()
         else:
             module = load.load_vision(self.model) if self.part else load.load_model(self.model)
         for name in self.untied:
@@ -137,7 +138,7 @@ class Form:
                     state[name].copy_(tensor)  # tied tensors share memory
             return module
         if isinstance(self.model, nn.Module):
-            config, like = getattr(self.model, "config", None), None
+            config = getattr(self.model, "config", None)
             expected = "must be left out for a model without a transformers configuration"
             require(config is not None, "merge.out", str(out), expected)
         else:
@@ -149,7 +150,7 @@ class Form:
         first = next(tensors)  # checks run here, before a folder is made
         with load.shard_writer(out, needed=size) as writer:
             config = untied_config(config) if self.untied else config
-            load.write_config(config, self.architecture, writer.folder, like)
+            load.write_config(config, self.architecture, writer.folder, self.model)
             for name, tensor in chain([first], tensors):
                 writer.write(name, tensor)
             complete(writer.folder)

@@ -53,7 +53,8 @@ class ModuleSource:
         for name, tensor in sorted(state.items()):
             dtype = adapted if adapted and tensor.dtype == torch.float64 else tensor.dtype
             kind, shape = str(dtype).removeprefix("torch."), tuple(tensor.shape)
-            self.tensors[name] = LazyTensor(name, label, kind, shape, tensor.detach().cpu)
+            read = tensor.detach if tensor.is_meta else tensor.detach().cpu
+            self.tensors[name] = LazyTensor(name, label, kind, shape, read)
 
 
 Source = ModelCheckpoint | ModuleSource
@@ -89,13 +90,12 @@ def expert_sources(
     experts: Mapping[str, Model], base: Model, base_source: Source, part: str | None
 ) -> dict[str, Source]:
     """Open every expert, sorted by task."""
-    opened = dict[str, Source]()
-    for task, expert in sorted(experts.items()):
-        if is_adapter(expert):
-            opened[task] = adapter_source(expert, base, base_source, part)  # type: ignore[arg-type]
-        else:
-            opened[task] = source(expert, f"expert {task!r}", part, base_source)
-    return opened
+    return {
+        task: adapter_source(expert, base, base_source, part)  # type: ignore[arg-type]
+        if is_adapter(expert)
+        else source(expert, f"expert {task!r}", part, base_source)
+        for task, expert in sorted(experts.items())
+    }
 
 
 def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
@@ -209,11 +209,9 @@ def align(
 
 def report_head(task: str, names: set[str], progress: Callable[[str], None]) -> None:
     """Report an expert's tensors that are not merged, if there are any."""
-    listed = sorted(names)[:LISTED]
-    if len(names) > LISTED:
-        listed.append("...")
     if names:
-        progress(f"{task}: its own head is not merged ({', '.join(listed)})")
+        more = ["..."] if len(names) > LISTED else []
+        progress(f"{task}: its own head is not merged ({', '.join(sorted(names)[:LISTED] + more)})")
 
 
 def match_names(

@@ -25,6 +25,7 @@ from transformers.utils import logging
 from featcal.errors import BadFile, BadSetting, WrongKeys, one_line
 from featcal.files import atomic_folder, read_json
 from featcal.models import checkpoint
+from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER, folder_path, modules_of
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
@@ -325,7 +326,7 @@ def save_model(
     """Write config.json and safetensors, and copy the other files of the folder `like`."""
     state = untied(module)
     with shard_writer(folder, limit, sum(tensor.nbytes for tensor in state.values())) as writer:
-        write_config(module.config, type(module).__name__, writer.folder, like)
+        write_config(module.config, type(module).__name__, writer.folder, like or module)
         for name, tensor in state.items():
             writer.write(name, tensor)
     return Path(folder)
@@ -335,13 +336,13 @@ def untied(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of a module, each tensor in memory under its first name only."""
     first: dict[object, tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict().items():
-        memory = (tensor.data_ptr(), tensor.shape) if tensor.numel() else name
+        memory = (tensor.data_ptr(), tensor.shape) if tensor.data_ptr() else name  # on meta it is 0
         first.setdefault(memory, (name, tensor))
     return dict(first.values())
 
 
-def write_config(config: Any, architecture: str, folder: Path, like: str | Path | None) -> None:
-    """Write a class's config.json (of a CLIP tower its part) and copy the other files of `like`."""
+def write_config(config: Any, architecture: str, folder: Path, like: Model) -> None:
+    """Write a class's config.json (of a CLIP tower its part), how `like` generates, its files."""
     part = architecture == "CLIPVisionModel" and isinstance(config, transformers.CLIPConfig)
     config = copy.deepcopy(config.vision_config if part else config)
     config.architectures = [architecture]
@@ -349,14 +350,15 @@ def write_config(config: Any, architecture: str, folder: Path, like: str | Path 
         if part is not None:  # its dtype depends on how the model was loaded
             part.dtype = None
     config.save_pretrained(folder)
-    copy_other_files(like, folder)
+    copy_other_files(None if isinstance(like, nn.Module) else like, folder)
     kind, file = getattr(transformers, architecture, PreTrainedModel), folder / GENERATION
-    if like is not None and kind.can_generate() and not file.is_file():
+    if kind.can_generate() and not file.is_file():
+        made = transformers.GenerationConfig.from_model_config
         with quiet_transformers():  # config.json may say how, and loses it here
-            configs = (read_json(Path(path) / CONFIG) for path in (like, folder))
-            old, new = map(transformers.GenerationConfig.from_model_config, configs)
-        if old != new:
-            file.write_text(old.to_json_string(ignore_metadata=True), "utf-8")
+            usual = [made(read_json(folder / CONFIG)), made(config)]
+            how = getattr(like, "generation_config", None) or made(read_json(Path(like) / CONFIG))
+        if how not in usual:
+            file.write_text(how.to_json_string(ignore_metadata=True), "utf-8")
 
 
 def copy_other_files(like: str | Path | None, folder: Path) -> None:

@@ -16,7 +16,7 @@ from test_align import llama
 from test_cli import DATA, EXPERTS, models, ready, refused
 
 from featcal.cli import main as cli
-from featcal.errors import BadEnvironment, BadFile, NotFinite, TruncatedFile
+from featcal.errors import BadEnvironment, BadFile, FeatCalError, NotFinite, TruncatedFile
 from featcal.merging.merge import merge
 from featcal.merging.sources import expert_sources, source
 from featcal.models.load import save_model
@@ -225,8 +225,9 @@ def test_models_in_memory_are_merged_as_what_they_wrap():
     for wrapped in (torch.nn.DataParallel(base), adapted(base)):
         assert tiny.same_bits(merge("average", wrapped, [torch.compile(other)]), other)
     base.add_adapter(peft.LoraConfig(**LORA))
-    with pytest.raises(BadFile, match="CLIPVisionModel: holds an adapter"):
-        merge("average", other, [base])
+    for expert, said in ((base, "holds an adapter"), (copy.deepcopy(other).to("meta"), "on meta")):
+        with pytest.raises(FeatCalError, match=said):
+            merge("average", other, [expert])
 
 
 def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):

@@ -226,14 +226,15 @@ def test_folders_of_any_form_are_merged_as_transformers_loads_them(tmp_path, kin
         assert torch.allclose(tensor.double(), mean, rtol=0, atol=1e-6), name
 
 
-def test_an_old_configuration_without_model_type_keeps_what_it_says_on_generation(tmp_path):
+def test_old_configurations_and_models_in_memory_keep_what_they_say_on_generation(tmp_path):
     folder = folder_of(tmp_path / "m", "t5")
     config = json.loads((folder / "config.json").read_text())
     for more in ({}, {"num_beams": 4, "model_type": None}):
         (folder / "config.json").write_text(json.dumps(config | more))
-        out = featcal.merge("average", folder, [folder], out=tmp_path / f"{len(more)}")
-        assert whole(out, "t5").generation_config.num_beams == more.get("num_beams")
-        assert (out / "generation_config.json").exists() is bool(more)
+        for base in (folder, whole(folder, "t5")):
+            out = featcal.merge("average", base, [folder], out=tmp_path / "out")
+            assert whole(out, "t5").generation_config.num_beams == more.get("num_beams")
+            assert (out / "generation_config.json").exists() is bool(more)
 
 
 def test_one_stored_tensor_of_three_parameters_is_written_whole_when_one_is_solved(tmp_path):
