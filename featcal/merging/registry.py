@@ -48,8 +48,8 @@ class MergeJob:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the tensors to merge: floating point only, no counters."""
-        return [name for name, tensor in self.base.items() if tensor.dtype.is_floating_point]
+        """Return the names of the tensors to merge: floating point, not empty, no counters."""
+        return [n for n, t in self.base.items() if t.dtype.is_floating_point and 0 not in t.shape]
 
     def read(self, name: str) -> tuple[Tensor, list[Tensor]]:
         """Return one tensor of the base and of every expert, on the device."""

@@ -159,7 +159,6 @@ def test_batches_repeat_and_an_iterable_that_shuffles_is_iterated_anew():
             rounds.append(len(rounds))
             return iter(batches if len(rounds) % 2 else batches[::-1])
 
-    assert [n for n, _ in islice(endless("mnist", iter(batches), model), 5)][:2] == [0, 1]
     drawn = [batch for _, batch in islice(endless("mnist", Shuffled(), model), 4)]
     assert all(batch is batches[i] for batch, i in zip(drawn, (0, 1, 1, 0), strict=True))
     with pytest.raises(BadBatches, match="empty"):

@@ -140,7 +140,7 @@ def test_where_experts_cancel_exactly_the_sign_of_the_majority_decides(majority)
 @pytest.mark.parametrize("combine", ["sum", "mean"])
 @pytest.mark.parametrize("density", [0.2, 0.7, 1.0])
 def test_a_model_equals_the_method_on_flattened_vectors(density, combine):
-    base, experts = vision(0), [vision(1), vision(2), vision(3)]
+    base, experts = vision(0).train(), [vision(1), vision(2), vision(3)]
     merged = merge("ties", base, experts, density=density, scale=0.4, combine=combine)
     expected = by_flattening(base, experts, density, 0.4, combine)
     np.testing.assert_allclose(flat(merged), expected, rtol=0, atol=1e-12)

@@ -50,7 +50,8 @@ def close(one, other, tolerance=1e-12):
 
 @pytest.mark.parametrize("method", [*FIELD, "dare", "dare_ties"])
 def test_experts_that_are_the_base_leave_it_as_it_is(method):
-    assert close(state(method, {"a": tiny.clip(), "b": tiny.clip()}), tiny.clip().state_dict())
+    for base in (tiny.clip(), torch.nn.ParameterList([torch.ones(3, 4), torch.ones(0, 4)])):
+        assert close(merge(method, base, [base, base]).state_dict(), base.state_dict())
 
 
 @pytest.mark.parametrize("method", [n for n in method_names() if method_named(n).scaled])

@@ -23,8 +23,9 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from featcal.calibration.features import lasting
 from featcal.core import generator
-from featcal.core.precision import SUM_DTYPE, exact_products, wide
+from featcal.core.precision import SUM_DTYPE, wide
 from featcal.errors import BadBatches, Diverged
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Tensors
@@ -80,10 +81,9 @@ class Mixture:
         self.base = dict[str, Tensor]()
         self.vectors = dict[str, Tensor]()  # (experts, ...) each
         for name in self.names:
-            base, experts = job.read(name)
-            self.base[name] = base
-            vectors = [vector.to(base.dtype) for vector in task_vectors(base, experts)]
-            self.vectors[name] = torch.stack(vectors)
+            self.base[name], experts = job.read(name)
+            vectors = task_vectors(self.base[name], experts)
+            self.vectors[name] = torch.stack(vectors).to(self.base[name].dtype)
         shape = (len(job.experts), len(self.names) if granularity == "layer" else 1)
         self.coefficients = torch.full(shape, start, dtype=torch.float64, requires_grad=True)
         self._clamp = clamp
@@ -116,7 +116,7 @@ class Mixture:
 def endless(task: str, batches: Batches, model: nn.Module) -> Iterator[tuple[int, Batch]]:
     """Yield numbered batches forever; an iterable that shuffles does so in every round."""
     number = -1
-    rounds = [cycle(batches)] if isinstance(batches, Iterator) else cycle([batches])
+    rounds = [cycle(lasting(batches))] if isinstance(batches, Iterator) else cycle([batches])
     for shuffled in rounds:
         for number, batch in enumerate(shuffled):
             of_batches.check_batch(task, number, batch, model)
@@ -168,7 +168,7 @@ def learn(
     streams = {task: endless(task, job.batches[task], models[0]) for task in job.experts}
     turns = [task for task in job.experts for _ in range(batches_per_step)]
     adam = torch.optim.Adam([mixture.coefficients], lr=rate)
-    with ThreadPoolExecutor(len(models)) as threads, exact_products():
+    with ThreadPoolExecutor(len(models)) as threads:
         for step in range(steps):
             mixed, loss = mixture.tensors(), 0.0
             for first in range(0, len(turns), len(models)):
@@ -215,7 +215,7 @@ def squared_gradients(
     for number, batch in enumerate(job.batches[task]):
         of_batches.check_batch(task, number, batch, model)
         for sample in of_batches.single_samples([batch]):
-            with of_batches.naming(task, number), exact_products():
+            with of_batches.naming(task, number):
                 logits = zero_shot_logits(job.head, model, tensors, task, sample)  # (1, K)
                 log_p = logits.log_softmax(-1)  # from which the label y is drawn
                 label = torch.multinomial(log_p.detach().double().exp().cpu(), 1, generator=draws)
@@ -251,11 +251,9 @@ def fisher_tensor(
     base: Tensor, experts: Sequence[Tensor], fishers: Sequence[Tensor], weights: Sequence[float]
 ) -> Tensor:
     """Return θ = Σ cᵢ Fᵢ θᵢ / Σ cᵢ Fᵢ, entry by entry, in the base's shape and dtype."""
-    top, bottom = torch.zeros_like(base, dtype=SUM_DTYPE), torch.zeros_like(base, dtype=SUM_DTYPE)
-    for expert, F, c in zip(experts, fishers, weights, strict=True):
-        top += c * F * expert.double()
-        bottom += c * F
-    return (top / bottom).to(base.dtype)
+    scaled = [c * F for c, F in zip(weights, fishers, strict=True)]
+    top = tensor_sum([F * expert.double() for F, expert in zip(scaled, experts, strict=True)])
+    return (top / tensor_sum(scaled)).to(base.dtype)
 
 
 @method(source="Matena and Raffel, 2022; normalised as FusionBench does", needs=("batches", "head"))
@@ -314,6 +312,7 @@ def gradient_matching(
     seed:        of the drawn labels.
     """
     of_batches.check_tasks(job.experts, job.batches)
+    job.batches = {task: [*lasting(job.batches[task])] for task in job.experts}  # read twice
     squares = partial(squared_gradients, job, encoder(job, "gradient_matching"), seed=seed)
     of_experts = [squares(expert, task)[0] for task, expert in job.experts.items()]
     of_base = [squares(job.base, task, purpose="base's fisher")[0] for task in job.experts]

@@ -151,7 +151,8 @@ def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
         base = job.base[name].finite().double()
         vector = job.experts[task][name].finite().double() - base
         # alike at every reading and, drawn on the CPU, on every device
-        draws = torch.rand(vector.shape, generator=generator(task, f"dare {name}", seed))
+        g = generator(task, f"dare {name}", seed)
+        draws = torch.rand(vector.shape, generator=g, dtype=torch.float32)
         return base + vector * (draws >= drop).to(vector.device) / (1 - drop)
 
     experts = {

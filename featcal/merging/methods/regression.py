@@ -25,7 +25,7 @@ from featcal.calibration.features import StudentTeacherFeatures, TaskFeatures
 from featcal.calibration.observe import BlockSpec, Site, row_weights, shared_sites
 from featcal.calibration.scratch import Spool
 from featcal.core.moments import add_gram, every_token, mirror
-from featcal.core.precision import SUM_DTYPE, exact_products, wide
+from featcal.core.precision import SUM_DTYPE, wide
 from featcal.errors import BadFile, SingularGram
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Tensors
@@ -82,7 +82,7 @@ class ForwardOrder:
             way_out = "save all models with save_pretrained(folder, save_original_format=False)"
             raise BadFile(self.job.base[extra[0]].file, problem, way_out)
         self.plan = plan_for(self.worker)
-        self.batches = {task: self.job.batches[task] for task in self.job.experts}
+        self.batches = {t: features.lasting(self.job.batches[t]) for t in self.job.experts}
         if len(self.plan.stacks) > 1:  # batches are read once per stack
             self.batches = {task: list(batches) for task, batches in self.batches.items()}
         if isinstance(self.worker, CLIPModel):
@@ -108,8 +108,7 @@ class ForwardOrder:
             tasks = {t: self._start(t, feeder, stack, tasks.get(t)) for t in self.job.experts}
             for i, block in enumerate(blocks_of(self.worker, stack)):
                 path = f"{stack.blocks}.{i}."
-                with exact_products():
-                    merged = self._merge_block(path, block, feeder, stack, tasks)
+                merged = self._merge_block(path, block, feeder, stack, tasks)
                 done |= merged.keys()
                 yield from merged.items()
                 self.job.progress(f"{path[:-1]}  {len(tasks)} tasks")
@@ -323,8 +322,7 @@ def lot_scale(squares: list[Tensor], vectors: list[Tensor]) -> Tensor:
     """Return τ* = Σ ‖x̂ᵢ‖² τᵢ / Σ ‖x̂ᵢ‖² per dimension (Eq. 12), (d,); 0 without any features."""
     weight = torch.stack(squares)
     total = weight.sum(0)
-    divisor = torch.where(total > 0, total, torch.ones_like(total))
-    return (weight * torch.stack(vectors)).sum(0) / divisor
+    return (weight * torch.stack(vectors)).sum(0) / total.masked_fill(total == 0, 1)
 
 
 @method(
