@@ -64,8 +64,7 @@ class Choice:
     @property
     def stated(self) -> dict[str, Any]:
         """Return the choice for a JSON file."""
-        divergence = {name: dict(tasks) for name, tasks in self.divergence.items()}
-        return {"chosen": self.chosen, "sentence": self.sentence, "divergence": divergence}
+        return {"chosen": self.chosen, "sentence": self.sentence, "divergence": self.divergence}
 
     @property
     def rows(self) -> list[list[str]]:

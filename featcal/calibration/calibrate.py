@@ -101,9 +101,9 @@ def calibrate(
         auto, kind = settings == "auto", type(settings).__name__
         expected = 'must be "auto" or a featcal.Calibration'
         require(auto or isinstance(settings, Calibration), "settings", kind, expected)
+        choose.check_labels(labels or {}, experts)
         expected = "is for the choice of settings; leave labels or settings out"
         require(auto or not labels, "labels", ", ".join(labels or ()), expected)
-        choose.check_labels(labels or {}, experts)
         if out is not None:
             require_apart("out", out, (merged, base, *experts.values()))
             require_replaceable(Path(out))
@@ -117,7 +117,7 @@ def calibrate(
         models = open_models(
             merged, base, my_experts, plan, settings, whole=out is None, device=device, dtype=dtype
         )
-        if token_weights:
+        if token_weights is not None:
             stacks = (replace(stack, token_rule=token_weights) for stack in models.plan.stacks)
             models = replace(models, plan=BlockPlan(*stacks))
         opened.enter_context(models.evaluated())
@@ -285,7 +285,7 @@ def check(
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
     """Return the bytes of features to keep on the device and in host memory."""
     on_gpu = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if device.type == "cuda" else 0
-    return on_gpu, sys.maxsize if host_memory is None else host_memory
+    return on_gpu, sys.maxsize if host_memory is None else int(host_memory)
 
 
 def calibrated_handle(models: Models, student: Student) -> ModelHandle:

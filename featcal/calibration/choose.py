@@ -203,7 +203,9 @@ def check_labels(labels: Mapping[str, Tensor], tasks: Collection[str]) -> None:
     for task, classes in labels.items():
         if task not in tasks:
             raise UnknownKey("labels", task, tasks)
-        matrix = torch.as_tensor(classes)
+        matrix = torch.empty(0)
+        with suppress(TypeError, ValueError):  # raised for names of classes in place of vectors
+            matrix = torch.as_tensor(classes)
         fits = matrix.dim() == 2 and len(matrix) > 1 and matrix.isfinite().all()
         require(bool(fits), f"labels[{task!r}]", [*matrix.shape], expected)
 
@@ -213,7 +215,7 @@ def relational_divergence(f: Tensor, f_exp: Tensor, classes: Tensor | None = Non
 
     f (n, d), f_exp (n or more, d).   Raises: BadSetting for classes of another width.
     """
-    width = f.shape[1] if classes is None else classes.shape[1]
+    width = f.shape[1] if classes is None else len(classes[0])
     expected = f"must be rows of the features' width {f.shape[1]}"
     require(width == f.shape[1], "labels", f"rows of {width}", expected)
     student, expert = (normalize(x.to(SUM_DTYPE), dim=1) for x in (f, f_exp))

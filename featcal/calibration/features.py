@@ -93,7 +93,7 @@ def open_models(
 ) -> Models:
     """Open the merged model, the base and the experts, and check that they match.
 
-    Folders are streamed; the merged one is loaded `whole` to be returned. Modules are copied.
+    Folders are streamed, or the merged one loaded `whole`; of modules only that one is copied.
     """
     cpu_float32 = torch.empty(0, dtype=torch.float32)
     first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else cpu_float32
@@ -102,6 +102,7 @@ def open_models(
     target, dtype = torch_device(device or first.device), dtype or first.dtype
     expected = "must be a floating-point type, such as torch.float32"
     require(dtype in FLOATS, "calibrate.dtype", str(dtype), expected)
+    require(isinstance(plan, BlockPlan | None), "plan", plan, "must be a featcal.BlockPlan")
     experts = {
         task: dense_model(base, expert).to(target, dtype) if is_adapter(expert) else expert
         for task, expert in sorted(experts.items())
