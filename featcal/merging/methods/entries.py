@@ -5,9 +5,9 @@ Sources: TIES, Yadav et al., 2023, with FusionBench's choices as defaults. Conse
 chooses λ of every task on validation data; here all tasks share one. Breadcrumbs, Davari and
 Belilovsky, 2024 (arXiv 2312.06795) and the authors' code (rezazzr/breadcrumbs,
 src/task_vectors.py: TaskVectorMiddleKeep, first setting to try in find_best_hyperparam.py), which
-works on rows where the paper says layers; a row has the weights of one output. DARE, Yu et al.,
-2024 (arXiv 2311.03099) and FusionBench, fusion_bench/method/dare. PCB, Du et al., 2024 (arXiv
-2410.02396) and the authors' code (duguodong7/pcb-merging, pcb-merging.py; ratio and scale of
+works on rows, the last axis, where the paper says layers; a linear's row is one output's. DARE,
+Yu et al., 2024 (arXiv 2311.03099) and FusionBench, fusion_bench/method/dare. PCB, Du et al., 2024
+(arXiv 2410.02396) and the authors' code (duguodong7/pcb-merging, pcb-merging.py; ratio and scale of
 vision_source_code/pcb.py)."""
 
 import math
