@@ -184,8 +184,7 @@ def collate(texts: Sequence[TokenizedText], pad: int, inputs: ModelInput) -> dic
     targets = [text.target or [] for text in texts]
     if inputs.labels:
         return batch | {"labels": padded(targets, IGNORED)[0]}
-    shifted = [[inputs.start or 0, *target[:-1]] for target in targets]
-    ids, mask = padded(shifted, pad)
+    ids, mask = padded([[inputs.start or 0, *target[:-1]] for target in targets], pad)
     return batch | {"decoder_input_ids": ids, "decoder_attention_mask": mask}
 
 

@@ -160,14 +160,18 @@ def load_images(
 
     Args:
         source: folder with <split>.parquet or <split>/<class>/; with `revision`, a hub data set.
-        classes: names by label. Default: those of the label feature or of the folder's README.md.
+        classes: names by label. Default: texts as labels, the label feature's, or README.md's.
         columns: names of the source -> image, label, where they differ.
         in_memory: bytes up to which pictures are decoded now, else whenever they are asked for.
     Raises: as open_images; BadData for a wrong label or picture, or classes without names.
     """
+    import datasets
+
     location, origin = Location(source, revision, config), f"{source} ({split})"
-    renamed = {name: column for column, name in (columns or {}).items()}
-    table = open_images(location, split, True, renamed)
+    table = open_images(location, split, True, {key: c for c, key in (columns or {}).items()})
+    if classes is None and "string" in str(getattr(table.features[LABEL], "dtype", None)):
+        names = sorted({*table[LABEL]} - {None})
+        table = table.cast_column(LABEL, datasets.ClassLabel(names=names))
     names = _names(origin, table.features[LABEL], classes, Path(source))
     labels = _labels(origin, table, len(names))
     rows: Rows = EncodedRows(location, split, table, preprocess)
@@ -253,8 +257,8 @@ def _names(origin: str, feature: Any, names: Sequence[str] | None, folder: Path)
         raise BadData(origin, problem, "check the list of names")
     names = names or stored or _names_in_readme(folder)
     if not names:
-        way_out = "use a ClassLabel feature, write them into README.md (dataset_info), or pass"
-        raise BadData(origin, "the classes have no names", f"{way_out} classes=")
+        way_out = "use a ClassLabel feature, or write them into README.md (dataset_info)"
+        raise BadData(origin, "the classes have no names", way_out)
     return tuple(names)
 
 

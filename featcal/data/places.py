@@ -117,7 +117,8 @@ def open_images(
 
     _require_split(split)
     path, origin = Path(location.source), f"{location.source} ({split})"
-    if location.on_hub or path.is_file() or split_files(path, split, (".parquet", ".arrow")):
+    kinds = (".parquet", ".arrow") if (path / split).is_dir() else BUILDERS
+    if location.on_hub or path.is_file() or split_files(path, split, kinds):
         table = open_table(location, split, BUILDERS | {".jsonl": "json"})
     else:
         table = _picture_folder(path, split, labelled)
@@ -125,7 +126,7 @@ def open_images(
     for name, column in column_of.items():
         if column not in table.column_names:
             problem = f"no column {column!r}; it has {shorten(', '.join(table.column_names), 200)}"
-            raise BadData(origin, problem, f"name the column with --column {name}=COLUMN")
+            raise BadData(origin, problem, f"name it, for all tasks, with --column {name}=COLUMN")
     table = table.select_columns(list(column_of.values()))
     table = table.rename_columns({column: name for name, column in column_of.items()})
     try:
@@ -191,7 +192,7 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
 
 def holds_splits(folder: Path) -> bool:
     """Return whether a folder of pictures has any of the usual splits."""
-    return any((folder / n).is_dir() or split_files(folder, n, (".parquet",)) for n in SPLITS)
+    return any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS)
 
 
 def pictures_in(folder: Path) -> list[str]:
@@ -233,8 +234,8 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
             return datasets.load_dataset(builder, **options)
     except (*refused, ValueError, RuntimeError, FileNotFoundError) as error:
         reason = one_line(error.__cause__ or error).rstrip(".")
-        empty = "corresponds to no data" in reason or "at least one example" in reason
-        reason = "it holds no sample" if empty else reason
+        no_rows = "to no data", "at least one example", "No columns to parse", "BatchSize must be"
+        reason = "it holds no sample" if any(part in reason for part in no_rows) else reason
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(origin, f"cannot be read ({reason})", way_out) from None

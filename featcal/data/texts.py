@@ -145,7 +145,7 @@ def _form(origin: str, keys: Sequence[str], columns: Mapping[str, str]) -> tuple
     listed = shorten(", ".join(keys), 200) or "nothing"
     problem = f"holds {listed}, which makes no text sample"
     problem = f"has no column {absent[0]!r}; it holds {listed}" if absent else problem
-    raise BadData(origin, problem, WANTED, "name other columns with --column text=COLUMN")
+    raise BadData(origin, problem, WANTED, "name others, for all tasks, with --column text=COLUMN")
 
 
 def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
@@ -277,7 +277,7 @@ class Reader:
             return TokenizedText(self.ids(sample, self.texts.prepared(sample.text + completion)))
         if not self.tokenizer.chat_template:
             problem = f"its tokenizer has no chat template, but {sample.origin} is a chat"
-            way_out = 'put chat_template.jinja there, or give the samples as "text"'
+            way_out = 'copy chat_template.jinja of an expert there, or give the samples as "text"'
             raise BadFile(self.folder, problem, way_out)
         chat, tools = sample.messages, sample.tools or None
         try:

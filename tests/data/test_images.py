@@ -15,7 +15,7 @@ import transformers
 from checkpoints import picture
 
 from featcal.data.images import ImageSet, Preprocess, class_names, load_images
-from featcal.data.places import quiet_datasets
+from featcal.data.places import Location, open_images, quiet_datasets
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath
 from reproduction.prepare.tasks import TASKS
 
@@ -176,6 +176,18 @@ def test_folders_of_pictures_have_one_numbering_for_all_splits(tmp_path, preproc
             load_images(tmp_path, "test", preprocess)
 
 
+def test_a_table_next_to_pictures_says_which_are_in_a_split(tmp_path, preprocess):
+    for seed, name in enumerate("ab"):
+        picture(seed=seed).save(tmp_path / f"{name}.png")
+    (tmp_path / "test.csv").write_text("image,label\nb.png,dog\na.png,cat\n")
+    images = load_images(tmp_path, "test", preprocess)
+    assert (images.classes, images.labels.tolist()) == (("cat", "dog"), [1, 0])
+    assert np.array_equal(images.pixels[0], preprocess.pixels(picture(seed=1)))
+    assert Location(tmp_path).has_splits
+    with pytest.raises(MissingPath, match="train"):
+        open_images(Location(tmp_path), "train", False)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -184,7 +196,7 @@ def test_folders_of_pictures_have_one_numbering_for_all_splits(tmp_path, preproc
         ({"labels": (0, -1, 1)}, "row 1 has label -1, outside 0 to 1"),
         ({"labels": (0, None, 1)}, r"labels[\s\S]*whole numbers"),
         ({"labels": ("a", "b", "c")}, r"labels are string[\s\S]*whole numbers"),
-        ({"labels": ()}, "at least one row"),
+        ({"labels": ()}, "it holds no sample"),
         ({"image": [b64encode(PNG["bytes"] * 99).decode()] * 2}, "row 0 cannot.*path of no file"),
         ({"image": [PNG, {"bytes": PNG["bytes"][:200], "path": None}]}, "row 1 cannot be decoded"),
         ({"image": [PNG, {"bytes": None, "path": "../x.png"}]}, r"row 1 .*'\.\./x\.png' is out"),

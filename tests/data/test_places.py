@@ -5,6 +5,7 @@ from functools import partial
 
 import checkpoints
 import datasets
+import pyarrow.parquet
 import pytest
 from language import jsonl
 from test_images import PETS, parquet
@@ -98,6 +99,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(BadData, match=r"test\.parquet: cannot be read"):
         open_pictures(Location(tmp_path), "test")
+    pyarrow.parquet.write_table(pyarrow.table({"text": []}), tmp_path / "none.parquet")
+    with pytest.raises(BadData, match="it holds no sample"):
+        open_table(Location(tmp_path / "none.parquet"), "train")
     (tmp_path / "a.xlsx").write_text("text\n")
     with pytest.raises(BadFile, match=r"a\.xlsx: is no data file"):
         open_table(Location(tmp_path / "a.xlsx"), "train")
