@@ -278,15 +278,16 @@ def open_merge(
     # by task, the base under ""
     opened = {"": form.source}
     opened |= sources.expert_sources(experts, form.model, form.source, form.part)
-    configs = {}
+    configs, labels = {}, []
     for task, model in opened.items():
         label = f"expert {task!r}" if task else "base"
         folder = f" ({model.files.folder})" if isinstance(model, ModelCheckpoint) else ""
-        configs[label + folder] = getattr(model.module, "config", None)
+        configs[label + folder] = config = getattr(model.module, "config", None)
+        if type(model.module) is type(form.source.module):  # else its head is not merged
+            labels.append(tuple((getattr(config, "id2label", None) or {}).values()))
     require_same_configs(configs)
-    labels = {tuple((getattr(c, "id2label", None) or {}).values()) for c in configs.values()}
-    heads = [names for names in labels if names and not str(names[0]).startswith("LABEL_")]
-    if len({len(names) for names in heads}) < len(heads):
+    same = (names for names in labels if len(names) == len(labels[0]) and "LABEL_0" not in names)
+    if len(heads := dict.fromkeys(same)) > 1:
         progress(f"labels differ ({'; '.join(map(str, heads))}): heads are merged row by row")
     untied = sources.untied_names(form.source, [opened[task].tensors for task in experts])
     # the tensors of each model that its class and another model lack

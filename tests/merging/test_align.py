@@ -198,4 +198,6 @@ def test_experts_with_other_labels_are_merged_row_by_row_and_that_is_said(tmp_pa
     assert "('bad', 'good')" in said and "('good', 'bad')" in said
     lines.clear()
     merge("average", base, {"a": folders["a"]}, progress=lines.append)
+    encoder = families.tf.BertModel(families.tf.BertConfig(**tiny.TEXT))
+    merge("average", encoder, folders, progress=lines.append)  # has no head to merge
     assert not [line for line in lines if "labels differ" in line]
