@@ -59,7 +59,7 @@ def load_clip(folder: str | Path) -> CLIPModel:
     """Load a CLIPModel with both towers. Raises: as load_model; BadFile for another class."""
     kind = model_class(folder)
     if kind is not CLIPModel:
-        raise other_class(folder, kind.__name__, "a CLIPModel with image and text tower is needed")
+        raise other_class(folder, kind.__name__, "a CLIPModel with both towers is needed (--clip)")
     return _load(kind, folder, torch.float32)
 
 

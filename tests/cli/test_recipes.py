@@ -112,10 +112,9 @@ def test_every_way_a_recipe_can_fall_short_is_one_message_with_a_way_out(llamas,
     twice = [{"model": f"models/{name}"} for name in ("math", "../models/math")]
     for changes, said in (
         ({"merge_method": "linear", "base_model": None}, "--base FOLDER"),
-        ({"base_model": None, "base_modle": "base"}, "--base FOLDER"),
         ({"base_model": "nowhere"}, "nowhere"),
         ({"base_model": "nobody/nothing"}, "merge.yaml; searched in . and in the current"),
-        ({"models": twice}, "--expert math-1"),
+        ({"models": twice}, "--base FOLDER --expert math-1"),
         ({"models": [{"model": "models/math"}]}, "code"),
     ):
         recipe_of_the_page(**changes)
