@@ -75,8 +75,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, values: Any) -> Any:
-        keys = values if isinstance(values, Mapping) else ()
-        for key in keys:
+        for key in values if isinstance(values, Mapping) else ():
             if key not in cls.model_fields:
                 known = list(cls.model_fields)
                 raise PydanticCustomError("unknown_key", "", {"key": key, "known": known})

@@ -37,8 +37,7 @@ def kept(model, batch, name, x, last):
             p[:, 1:] = 0.01
         return x.flatten(0, 1).numpy(), p.ravel()
     of_encoder = ("EncDecAttention.k", "EncDecAttention.v")
-    decoder = name.startswith("decoder") and not name.endswith(of_encoder)
-    labelled = decoder and "labels" in batch
+    labelled = name.startswith("decoder") and not name.endswith(of_encoder) and "labels" in batch
     mask = batch["labels"] != -100 if labelled else batch["attention_mask"] == 1
     if x.dim() == 2:
         x = x.view(*mask.shape, -1)

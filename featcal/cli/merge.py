@@ -75,12 +75,11 @@ def merge(
 
     entry = method_named(method)
     fields = entry.settings.model_fields
-    lists = [name for name, field in fields.items() if get_origin(field.annotation) is tuple]
     settings: dict[str, Any] = {"seed": seed} if "seed" in fields else {}
     for name, text in pairs.items():
         if name not in fields:
             raise UnknownKey(f"merge.{method}", name, fields)
-        plain = name in lists and text[0] != "["
+        plain = get_origin(fields[name].annotation) is tuple and text[0] != "["
         settings[name] = text.split(",") if plain else options.yaml_scalar(text)
     typed = [o for o, v in (("--data", data), ("--samples", samples), ("--column", column)) if v]
     typed += [f"--set {pair}" for pair in common if not pair.startswith("embeddings=")]
@@ -95,8 +94,7 @@ def merge(
 
         model, data = skeleton(inputs.base), inputs.data.items()
         draw = keys.draw(samples or DEFAULT_SAMPLES, seed, column=column)
-        model_input = input_of(model)
-        counts = {task: len(samples_at(location, model_input, draw)) for task, location in data}
+        counts = {task: len(samples_at(location, input_of(model), draw)) for task, location in data}
         rows = {t: (samples or min(DEFAULT_SAMPLES, n), n) for t, n in counts.items()}
         for count in {count for count, _ in rows.values()}:  # tasks of one size share the tokenizer
             locations = {task: location for task, location in data if rows[task][0] == count}

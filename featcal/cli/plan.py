@@ -60,8 +60,7 @@ def plan(
     settings = options.method_of(preset, values, setting)
     inputs = read_inputs(merged, base, expert, recipe=keys.recipe, weights=False)
     tasks = len(inputs.experts)
-    expected = f"must be at most the number of experts, {tasks}"
-    require(keys.ranks <= tasks, "plan.ranks", keys.ranks, expected)
+    require(keys.ranks <= tasks, "plan.ranks", keys.ranks, f"must be at most {tasks}, the tasks")
     import torch
 
     from featcal.calibration.estimate import Job

@@ -94,8 +94,7 @@ def compare(
     expected = "must be a dictionary with at least one model by its name"
     named = isinstance(models, Mapping) and bool(models)
     require(named, "compare.models", type(models).__name__, expected)
-    expected = "must be a floating-point type, such as torch.float32"
-    require(dtype in FLOATS, "compare.dtype", str(dtype), expected)
+    require(dtype in FLOATS, "compare.dtype", str(dtype), "must be a type such as torch.float32")
     target = torch_device(device)
 
     def opened(model: Model) -> ModelHandle:

@@ -174,8 +174,7 @@ def test_a_quarter_is_held_out_and_serves_at_the_end_only_where_samples_are_few(
 
 def test_candidates_of_a_mixture_are_those_calibrated_alone(given, few_samples, monkeypatch):
     models, few = candidates(given, monkeypatch)
-    alone = calibrate(**few, settings=FEW["stream"]).model
-    assert same_bits(alone, models["stream"])
+    assert same_bits(calibrate(**few, settings=FEW["stream"]).model, models["stream"])
 
 
 def test_models_are_listed_with_their_mean_over_the_tasks_that_all_have():

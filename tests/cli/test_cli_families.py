@@ -100,8 +100,7 @@ SIDE = {"size": {"height": 16, "width": 16}}
 
 def flat(folder, kind):
     processor, build = VISIONS[kind]
-    crop = {"crop_size": SIDE["size"]} if kind == "dinov2" else {}
-    made = getattr(tf, processor)(**SIDE, **crop)
+    made = getattr(tf, processor)(**SIDE, **{"crop_size": SIDE["size"]} if kind == "dinov2" else {})
     for seed, name in enumerate(("base", "a", "b", "merged")):
         save_model(make(build, seed, torch.float32), folder / name)
         made.save_pretrained(folder / name)

@@ -97,8 +97,7 @@ def test_a_licence_that_all_cards_share_is_inherited(tmp_path):
     assert data == ("other", "mine", "https://example.org/terms")
     assert card.text.rstrip().endswith("- No licence stated: merged model.")
     assert sum(map(bool, licences_of(inputs))) == 1
-    several = with_card(tmp_path / "c", "license:\n- mit\n- apache-2.0")
-    card = card_of({"base": several})
+    card = card_of({"base": with_card(tmp_path / "c", "license:\n- mit\n- apache-2.0")})
     assert card.data.license == ["mit", "apache-2.0"] and "`mit, apache-2.0`: base" in card.text
 
 

@@ -17,8 +17,7 @@ ALPHA = 0.7
 
 def rows(seed, samples=20, tokens=6, d=12, o=5, noise=1.0):
     """Rows with their sample's number, the expert's linear, and noise that halves do not share."""
-    g = seeded(seed)
-    r = partial(torch.randn, generator=g, dtype=torch.float64)
+    r = partial(torch.randn, generator=seeded(seed), dtype=torch.float64)
     sample = torch.arange(samples).repeat_interleave(tokens)
     x = (r(samples, d) * torch.logspace(0, -2, d))[sample] + 0.1 * r(samples * tokens, d)
     W, b = r(o, d), r(o)

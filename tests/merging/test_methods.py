@@ -200,8 +200,7 @@ def test_the_diagonal_is_the_mean_of_squared_gradients_at_drawn_labels():
             count += 1
 
     def diagonal(seed):
-        source = work.experts["dtd"]
-        sums, n = answers.squared_gradients(work, tiny.clip(), source, "dtd", seed)
+        sums, n = answers.squared_gradients(work, tiny.clip(), work.experts["dtd"], "dtd", seed)
         return sums[name] / n
 
     draws = torch.stack([diagonal(seed) for seed in range(30)])

@@ -19,8 +19,7 @@ EDITS = dict(re.findall(r"<!-- edit: (\w+) -->\n```diff\n(.*?)```", TEXT, re.S))
 
 def edited(name: str) -> tuple[str, str]:
     """The file that an edit of the page is made in, and its text afterwards."""
-    files = {"task": "suites/mini.yaml", "lambda": "params.yaml"}
-    file = files.get(name, "pipeline/models.yaml")
+    file = {"task": "suites/mini.yaml", "lambda": "params.yaml"}.get(name, "pipeline/models.yaml")
     lines = EDITS[name].splitlines(keepends=True)
     old, new = ("".join(line[1:] for line in lines if line.startswith(sign)) for sign in "-+")
     text = (ROOT / file).read_text("utf-8")

@@ -151,8 +151,7 @@ def test_svc_undoes_what_equal_experts_add_up_and_leaves_one_expert_as_it_is():
 
 
 def test_conv1d_weights_are_calibrated_as_outputs_by_inputs():
-    build = families.FAMILIES["gpt2"].build
-    base, *models = (tiny.make(build, seed) for seed in (0, 1, 2))
+    base, *models = (tiny.make(families.FAMILIES["gpt2"].build, seed) for seed in (0, 1, 2))
     merged, experts = tiny.averaged(models), dict(zip("ab", models, strict=True))
     result, name = svc(merged, base, experts, least=1.0), "transformer.h.0.attn.c_attn.weight"
     start, tau, *vectors = (m.get_parameter(name).detach().T for m in (base, merged, *models))

@@ -80,8 +80,7 @@ def test_a_file_of_the_same_size_in_the_same_place_is_noticed(pets, kept):
 def test_another_question_has_an_answer_of_its_own(pets, kept, change):
     parquet(pets.source, "train", (1, 0), PETS)
     mapped_images(kept, pets)
-    other = replace(pets, **change)
-    for split in (other, pets):
+    for split in (replace(pets, **change), pets):
         assert same(mapped_images(kept, split), split.load())
     assert len(entries(kept)) == 2
 

@@ -117,8 +117,7 @@ def test_images_go_on_after_a_broken_download_and_all_models_are_scored(rehearsa
     assert any(f"{BASE}/resolve" in r and r.endswith("bytes=1000-") for r in hub.seen)
     name = f"tanganke/{BASE.partition('/')[2]}_dtd"
     served = load_vision(expert_folder(project / "served", name, clip_model(BASE)))
-    prepared = project / f"outputs/paper/prepared/{key}/experts/dtd"
-    assert same_bits(load_vision(prepared), served)
+    assert same_bits(load_vision(project / f"outputs/paper/prepared/{key}/experts/dtd"), served)
     rows = rehearsal.scores(key)
     assert {row["method"] for row in rows} == {"base", "expert", "multitask", "merged", "featcal"}
     assert {(row["task"], row["count"]) for row in rows} == {(task, 12) for task in POOLS[8]}

@@ -32,8 +32,7 @@ def test_artifact_md_is_what_results_and_claims_say_now():
 def test_every_headline_claim_stands_in_it_once_with_a_page_that_has_a_stage():
     text, stages = text_of("mini"), set(resolved().nodes)
     for claim in claims():
-        row = f"\n| {' '.join(claim.sentence.split())} |"
-        assert text.count(row) == claim.headline, claim.id
+        assert text.count(f"\n| {' '.join(claim.sentence.split())} |") == claim.headline, claim.id
     assert {f"page@{page}" for page in re.findall(r"page@(\w+)`", text)} <= stages
 
 

@@ -60,8 +60,7 @@ DEFINED = pipeline.stages()
 
 def dependencies(stage: str) -> list[str]:
     """Return the dependencies of a stage on code."""
-    code = ("featcal/", "reproduction/")
-    return [dep for dep in DEFINED[stage]["deps"] if dep.startswith(code)]
+    return [dep for dep in DEFINED[stage]["deps"] if dep.startswith(("featcal/", "reproduction/"))]
 
 
 def programs(stage: str) -> set[str]:

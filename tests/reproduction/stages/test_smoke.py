@@ -262,8 +262,7 @@ def test_every_statement_of_the_theory_has_been_checked_and_none_is_violated(rea
     numbered = {f"proposition_{i}" for i in (3, 5, 6, 7, 8)}
     assert numbered | {"corollary_2", "proposition_8_transport"} <= set(room)
     assert min(room.values()) >= 0
-    exact = ("proposition_1", "proposition_4", "equation_45")
-    assert min(shared[name] for name in exact) > 10
+    assert min(shared[name] for name in ("proposition_1", "proposition_4", "equation_45")) > 10
     assert {"proposition_2", "proposition_7"} <= set(shared)
 
 

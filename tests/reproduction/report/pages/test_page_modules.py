@@ -100,8 +100,7 @@ def invented(results):
 def test_the_default_is_compared_with_the_best_fixed_setting_and_the_better_adapter(invented):
     case = default.Case(invented, "average", 32)
     _, error = lead(case.auto, case.merged)
-    cells = line(default.answer("mini"), "Simple Averaging")
-    shown = {cell.split(" sd")[0] for cell in cells}
+    shown = {cell.split(" sd")[0] for cell in line(default.answer("mini"), "Simple Averaging")}
     assert {"79.5", "60.0", "70.0", f"+19.5 ± {error:.1f}"} <= shown
     assert case.fixed[0] == "tuned settings" and case.adapter[0] == "Surgery"
     assert line(default.expected("mini"), "CLIP")[1:] == ["2", "1", "1", "1", "1"]
