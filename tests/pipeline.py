@@ -25,8 +25,7 @@ def files(root: Path = ROOT, name: str = "dvc.yaml") -> list[Path]:
 
 def settings(root: Path = ROOT) -> dict[str, Any]:
     """Return every section of the settings without shared groups, so that each can be changed."""
-    plain: dict[str, Any] = json.loads(json.dumps(read_all(root / "params.yaml")))
-    return plain
+    return json.loads(json.dumps(read_all(root / "params.yaml")))
 
 
 def write_settings(folder: Path, sections: dict[str, Any]) -> None:

@@ -79,8 +79,7 @@ def t5_folder(folder: Path, model: tf.T5ForConditionalGeneration) -> Path:
 
 def t5_head(name: str, like: torch.Tensor) -> torch.Tensor:
     """Weights of the head, drawn for a base and near its base's for an expert."""
-    base = "flan-t5-base" if "_glue-" in name else name
-    keys = ((base, "head"), (name, "head's change"))
+    keys = (("flan-t5-base" if "_glue-" in name else name, "head"), (name, "head's change"))
     head, change = (drawn(*key).standard_normal(tuple(like.shape)) for key in keys)
     return torch.from_numpy(head).float() + 0.02 * torch.from_numpy(change).float()
 

@@ -278,16 +278,16 @@ def open_merge(
     # by task, the base under ""
     opened = {"": form.source}
     opened |= sources.expert_sources(experts, form.model, form.source, form.part)
-    configs, labels = {}, []
+    configs = {}
     for task, model in opened.items():
         label = f"expert {task!r}" if task else "base"
         folder = f" ({model.files.folder})" if isinstance(model, ModelCheckpoint) else ""
-        configs[label + folder] = config = getattr(model.module, "config", None)
-        if type(model.module) is type(form.source.module):  # else its head is not merged
-            labels.append(tuple((getattr(config, "id2label", None) or {}).values()))
+        configs[label + folder] = getattr(model.module, "config", None)
     require_same_configs(configs)
-    same = (names for names in labels if len(names) == len(labels[0]) and "LABEL_0" not in names)
-    if len(heads := dict.fromkeys(same)) > 1:
+    labels = {tuple((getattr(c, "id2label", None) or {}).values()) for c in configs.values()}
+    alike = len({type(m.module) for m in opened.values()}) == len({*map(len, labels)}) == 1
+    heads = [names for names in labels if "LABEL_0" not in names]
+    if alike and len(heads) > 1:  # else every head stays with its model
         progress(f"labels differ ({'; '.join(map(str, heads))}): heads are merged row by row")
     untied = sources.untied_names(form.source, [opened[task].tensors for task in experts])
     # the tensors of each model that its class and another model lack
@@ -304,6 +304,8 @@ def open_merge(
     base_tensors = without_head("")
     tensors = {task: without_head(task) for task in sorted(experts)}
     tensors, unmerged = sources.align(base_tensors, tensors, form.model, experts, progress)
+    for task, expert in tensors.items():
+        sources.report_head(task, head_names[task] | (unmerged & expert.keys()), progress)
     base_tensors, tensors = sources.in_one_precision(base_tensors, tensors, progress)
     form = replace(form, untied=untied, merged=base_tensors)
     if embeddings == "base":
@@ -324,8 +326,6 @@ def open_merge(
         n_jobs=n_jobs,
     )
     sources.require_alike(job.base, job.experts)
-    for task in tensors:
-        sources.report_head(task, head_names[task], progress)
     for model in opened.values():  # transformers would initialise missing tensors at random
         if isinstance(model, ModelCheckpoint):
             model.require_complete(heads=True, surplus=True)

@@ -197,7 +197,9 @@ def test_experts_with_other_labels_are_merged_row_by_row_and_that_is_said(tmp_pa
     (said,) = [line for line in lines if "labels differ" in line]
     assert "('bad', 'good')" in said and "('good', 'bad')" in said
     lines.clear()
-    merge("average", base, {"a": folders["a"]}, progress=lines.append)
-    encoder = families.tf.BertModel(families.tf.BertConfig(**tiny.TEXT))
-    merge("average", encoder, folders, progress=lines.append)  # has no head to merge
-    assert not [line for line in lines if "labels differ" in line]
+    folders["c"] = kind(families.tf.BertConfig(**tiny.TEXT, num_labels=3))
+    merged = merge("average", base, folders, progress=lines.append)
+    kept = load_file(base / "model.safetensors")["classifier.weight"]
+    assert torch.equal(merged.classifier.weight, kept)
+    head = "its own head is not merged (classifier.bias, classifier.weight)"
+    assert lines == [f"{task}: {head}" for task in "cab"]
