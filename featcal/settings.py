@@ -125,7 +125,7 @@ def _first_mistake(error: ValidationError, raw: Any, section: str) -> BadSetting
     expected = " or ".join(dict.fromkeys(texts)).replace("valid tuple", "list")
     if kind.startswith("byte_size"):
         expected = "be a number of bytes, such as 8GiB"
-    if "float" in kind and isinstance(value, str):
+    if "float" in kind and isinstance(value, str) and value[:1].isdigit():
         expected += " (YAML wants a dot: 1.0e-5, not 1e-5)"
     shown = value if len(repr(value)) < 80 else type(value).__name__
     return BadSetting(section, shown, f"must {expected.removeprefix('must ')}")

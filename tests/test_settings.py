@@ -15,7 +15,7 @@ from featcal.settings import Calibration
         ({"ridge": 0}, "calibrate.ridge: 0 cannot be used; it must be greater than 0"),
         ({"ridge": "1e-5"}, "YAML wants a dot: 1.0e-5, not 1e-5"),
         *[({"ridge": wrong}, "calibrate.ridge") for wrong in (True, None, math.nan, math.inf)],
-        ({"interpolation": 1.5}, "less than or equal to 1"),
+        *[({"interpolation": x}, s) for x, s in {1.5: "equal to 1.", "x": "valid number."}.items()],
         ({"bias": 1}, "calibrate.bias"),
         ({"order": "backward"}, "'forward', 'stale' or 'sites'"),
         ({"residual": [0.1, 0.2, 0.3]}, "calibrate.residual"),
