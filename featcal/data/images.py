@@ -193,14 +193,13 @@ def class_names(folder: str | Path) -> tuple[str, ...]:
 
 
 class EncodedRows:
-    """Pictures of a table that are decoded whenever they are asked for, by row numbers."""
+    """Pictures of a table, decoded when asked for by row number; no path leads out of its folder."""
 
     def __init__(self, location: Location, split: str, table: "Dataset", preprocess: Preprocess):
         self._origin = f"{location.source} ({split})"
         self._table, self._preprocess = table, preprocess
         self._first: tuple[int, tuple[int, ...]] | None = None  # row and shape of the first decoded
         source = Path(constants.HF_HUB_CACHE if location.on_hub else location.source)
-        # the folder that a row must not name files outside of
         self._root = Path(os.path.abspath(source if source.is_dir() else source.parent))
 
     def __len__(self) -> int:
@@ -279,11 +278,12 @@ def _names_in_readme(folder: Path) -> list[str] | None:
 
 def _labels(origin: str, table: "Dataset", classes: int) -> NDArray[np.int64]:
     """Return the labels, (n,). Raises: BadData for one that is no number of a class."""
-    values = table.data.column(LABEL).to_numpy()
-    way_out = f"store whole numbers from 0 to {classes - 1}, one per row, or check the class names"
+    column = table.data.column(LABEL)
+    values = column.to_numpy()
+    way_out = f"store whole numbers from 0 to {classes - 1}, or names of classes, in every row"
     if values.dtype.kind not in "iub":  # kind b: some data sets store two classes as true and false
-        problem = f"its labels are {table.features[LABEL].dtype} or missing in some rows"
-        raise BadData(origin, problem, way_out)
+        kind = "missing in some rows" if column.null_count else table.features[LABEL].dtype
+        raise BadData(origin, f"its labels are {kind}", way_out)
     labels: NDArray[np.int64] = values.astype(np.int64)
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):

@@ -194,7 +194,7 @@ def test_a_table_next_to_pictures_says_which_are_in_a_split(tmp_path, preprocess
         ({"without": ("image",), "other": [1, 2, 3]}, "no column 'image'; it has label, other"),
         ({"labels": (0, 2, 1)}, "row 1 has label 2, outside 0 to 1"),
         ({"labels": (0, -1, 1)}, "row 1 has label -1, outside 0 to 1"),
-        ({"labels": (0, None, 1)}, r"labels[\s\S]*whole numbers"),
+        ({"labels": (0, None, 1)}, r"labels are missing[\s\S]*whole numbers"),
         ({"labels": ("a", "b", "c")}, r"labels are string[\s\S]*whole numbers"),
         ({"labels": ()}, "it holds no sample"),
         ({"image": [b64encode(PNG["bytes"] * 99).decode()] * 2}, "row 0 cannot.*path of no file"),
