@@ -17,7 +17,8 @@ class FeatCalError(Exception):
     """
 
     def __init__(self, location: object, problem: str = "", *ways_out: str):
-        first = f"{location}: {problem}." if problem else str(location)
+        end = "" if problem.endswith((".", "?")) else "."
+        first = f"{location}: {problem}{end}" if problem else str(location)
         super().__init__("\n  - ".join([first, *ways_out]))
 
     def __reduce__(self) -> tuple[Any, tuple[type, str]]:

@@ -40,8 +40,7 @@ def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
         raise BadBatches("*", "no experts were given; at least one is needed, with its batches")
     for task in sorted(experts.keys() | batches.keys()):
         if task not in batches:
-            near = nearest(task, batches)
-            raise BadBatches(task, f"is missing for the expert of that name; {near}")
+            raise BadBatches(task, f"is missing for its expert; {nearest(task, batches)}")
         if task not in experts:
             raise BadBatches(task, f"has no expert of that name; {nearest(task, experts)}")
         of_task = batches[task]
