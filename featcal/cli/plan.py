@@ -60,9 +60,7 @@ def plan(
     settings = options.method_of(preset, values, setting)
     inputs = read_inputs(merged, base, expert, recipe=keys.recipe, weights=False)
     tasks = len(inputs.experts)
-    require(
-        keys.ranks <= tasks, "plan.ranks", keys.ranks, f"must be at most {tasks}, one per expert"
-    )
+    require(keys.ranks <= tasks, "plan.ranks", keys.ranks, f"must be at most {tasks} (experts)")
     import torch
 
     from featcal.calibration.estimate import Job
