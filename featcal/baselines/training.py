@@ -55,6 +55,7 @@ class Training(Baseline):
 def public(kind: type[Baseline]) -> Callable[..., Adapters]:
     """Return the public function of a baseline; the settings are its keyword arguments."""
 
+    @exact_products()
     def run(
         merged: Model, experts: Mapping[str, Model], batches: Mapping[str, Batches], **keywords: Any
     ) -> Adapters:
