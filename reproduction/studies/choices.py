@@ -14,7 +14,8 @@ from reproduction.experiments import DOMAIN_POOL, GLUE_POOL, Each, Names, Readin
 from reproduction.results import CHOICES
 
 Choice = Literal["split", "decoder", "counted", "tokens", "modules", "samples"]
-Options = Mapping[str, Names] | Each[str | int]  # of modules, lists of names by what each is called
+# A list; of modules, lists of names by what each is called.
+Options = Annotated[Mapping[str, Names], Field(min_length=1)] | Each[str | int]
 ONLY_IN = {"decoder": GLUE_POOL, "counted": DOMAIN_POOL}  # choices of the models of one pool
 
 

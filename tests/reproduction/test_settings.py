@@ -88,6 +88,7 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     (f"{CHOICES}/vary", {"decoder": ["answer"]}, "is the default itself"),
     (f"{CHOICES}/vary", {"counted": ["prompt"]}, "of the pool mergebench alone"),
     (f"{CHOICES}/vary", {"modules": {"none": []}}, "at least 1 item"),
+    (f"{CHOICES}/vary", {"modules": {}}, "at least 1 item"),
     (f"{DEFAULT}/mergers", {"regmean": {}}, "must be a merger that looks at no data"),
     (f"{DEFAULT}/mergers", {"average": {"scale": 1.0}}, "default.mergers.average"),
     (f"{DEFAULT}/draws", [[32, 42], [32, 42]], "default.clip_b32-8.smoke.draws"),
@@ -271,9 +272,8 @@ def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
 
 
 def test_a_sweep_tries_the_setting_s_own_value_too_and_a_model_on_two_curves_once():
-    around = {"setting": "paper", "ridge": [1.0], "anchor_blend": [2.0, 4.0]}
-    entry = {"upstreams": ["wudi"], "samples": 8, "batch": 8, "seed": 1}
-    entry["around"] = [{**around, "featcal": GIVEN["featcal"]}]
+    around = {"setting": "paper", "featcal": GIVEN["featcal"], "ridge": [1], "anchor_blend": [2, 4]}
+    entry = {"upstreams": ["wudi"], "samples": 8, "batch": 8, "seed": 1, "around": [around]}
     points = study_run("sweep", POOL, {"mini": entry}, "mini").around[0].points().values()
     points = [[(row["parameter"], row["at"], row["chosen"]) for row in rows] for rows in points]
     own = [("ridge", "1e-05", 1), ("anchor_blend", "2", 1)]
