@@ -94,6 +94,7 @@ def test_a_gpu_and_several_processes_share_the_memory(vision, needs, capsys):
         (["--base", "nowhere"], "nowhere: no such file or folder"),
         (["--set", "tokens=50"], "plan.tokens: 50 cannot be used; it is for text models"),
         (["--host-memory", "8 gigs"], "plan.host_memory: '8 gigs' cannot be used; it must be a"),
+        (["--host-memory", "-1GiB"], "it must be a number of bytes, such as 8GiB"),
         (["--device", "tpu"], "'--device': 'tpu' is not one of"),
         (["--set", "ranks=3"], "plan.ranks: 3 cannot be used; it must be at most 2"),
     ],
