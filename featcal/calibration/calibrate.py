@@ -255,22 +255,12 @@ def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) 
             student.settings = student.settings.but(**change)
 
 
-def check(
-    merged: Model,
-    *,
-    base: Model,
-    experts: Mapping[str, Model],
-    batches: TaskBatches,
-    settings: choose.CalibrationOrAuto,
-    plan: BlockPlan | None = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-) -> None:
-    """Check models and batches as `calibrate` does, on two samples per task, without solving."""
-    check_tasks(experts, batches)
-    models = open_models(
-        merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype
-    )
+def check(models: Models, batches: TaskBatches, auto: bool) -> None:
+    """Check models and batches as `calibrate` does, on two samples per task, without solving.
+
+    auto: settings are chosen in the run, which leaves out what the model does not allow.
+    """
+    check_tasks(models.experts, batches)
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with exact_products(), models.evaluated(), spool:
         samples = {}
@@ -278,7 +268,7 @@ def check(
             handles, first = [models.student, expert], islice(batches[task], 1)
             samples[task] = [check_plan(models, task, batch, handles) for batch in first]
         run = Run(models, spool, current(), block_drift=False, solve=False)
-        sweep_function = sweep_solvable if settings == "auto" else sweep
+        sweep_function = sweep_solvable if auto else sweep
         sweep_function(run, [Student(models.student, models.settings)], samples)
 
 

@@ -87,18 +87,16 @@ def open_models(
     plan: BlockPlan | None,
     settings: Calibration | Literal["auto"],
     *,
-    whole: bool,
-    device: str | torch.device | None,
-    dtype: torch.dtype | None,
+    whole: bool = False,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Models:
     """Open the merged model, the base and the experts, and check that they match.
 
     Folders are streamed, or the merged one loaded `whole`; of modules only that one is copied.
     """
     cpu_float32 = torch.empty(0, dtype=torch.float32)
-    first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else cpu_float32
-    if first is None:
-        raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks")
+    first = next(merged.parameters()) if isinstance(merged, nn.Module) else cpu_float32
     target, dtype = torch_device(device or first.device), dtype or first.dtype
     expected = "must be a floating-point type, such as torch.float32"
     require(dtype in FLOATS, "calibrate.dtype", str(dtype), expected)

@@ -169,6 +169,7 @@ def note_differences(inputs: Inputs) -> None:
 def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") -> None:
     """Check models and batches as the run does; adapters are checked against their base alone."""
     from featcal.calibration.calibrate import check
+    from featcal.calibration.features import open_models
     from featcal.models.lora import with_adapter
     from featcal.models.stored import skeleton
 
@@ -179,9 +180,9 @@ def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") ->
     experts = full_models or {"merged": inputs.merged}
     request.labels(full_models)
     expert_batches = {n: batches.get(n, next(iter(batches.values()))) for n in experts}
-    arguments: Any = {"plan": request.plan, "device": request.device, "dtype": request.draw.dtype}
-    arguments |= {"base": inputs.base, "experts": experts, "settings": request.settings}
-    check(inputs.merged, batches=expert_batches, **arguments)
+    models = inputs.merged, inputs.base, experts, request.plan, request.settings
+    opened = open_models(*models, device=request.device, dtype=request.draw.dtype)
+    check(opened, expert_batches, request.settings == "auto")
 
 
 def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: bool) -> None:
