@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import add
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,11 +44,23 @@ FOLDED_SHARE = 0.5
 FEW_TOKENS = 2
 PAPER = Calibration()
 
-# hidden states and mask of a block, and of the encoder whose output it reads
-Tokens = tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]
-# by name: inputs (..., d) of student and teacher, the teacher's outputs (..., o), and of linears
-# that write into the residual stream β (r_exp − r_cal), (..., o)
-Captures = tuple[Mapping[str, Tensor], ...]
+
+class Tokens(NamedTuple):
+    """Hidden states and mask of a block, and of the encoder whose output it reads."""
+
+    hidden: Tensor  # (batch, tokens, d)
+    mask: Tensor | None
+    encoder: Tensor | None
+    encoder_mask: Tensor | None
+
+
+class Captures(NamedTuple):
+    """What one batch shows of a block, by name of the module."""
+
+    x_cal: Mapping[str, Tensor]  # inputs (..., d) of the student
+    x_exp: Mapping[str, Tensor]
+    y_exp: Mapping[str, Tensor]  # the teacher's outputs (..., o)
+    gaps: Mapping[str, Tensor]  # β (r_exp − r_cal) of linears that write into the residual stream
 
 
 @dataclass(frozen=True)
@@ -129,15 +142,16 @@ def observe(
             for name in spec.scales.keys() & gaps:  # γ y is added; one with γ = 0 is never seen
                 scale = spec.scales[name]
                 gaps[name] = torch.where(scale == 0, 0, gaps[name] / wide(scale))
-            encoder = batch[1][0].get(spec.encoder_keyword), features.encoder_masks[batch_number]
-            captured, tokens = (x_cal, x_exp, y_exp, gaps), ((batch[0], mask), encoder)
+            encoder = batch[1][0].get(spec.encoder_keyword)
+            tokens = Tokens(batch[0], mask, encoder, features.encoder_masks[batch_number])
+            captured = Captures(x_cal, x_exp, y_exp, gaps)
             add_batch(moments[number], spec, student, teacher, captured, tokens, before)
             del x_cal, r_cal, gaps, captured
         before += len(batch[0])
         if moves:
             features.teacher[batch_number] = teacher_output
         # free the largest tensors of a batch before the next batch brings its own
-        del x_exp, y_exp, r_exp, teacher_output, batch, tokens
+        del x_exp, y_exp, r_exp, teacher_output, batch, encoder, tokens
     return moments
 
 
@@ -151,14 +165,16 @@ def add_batch(
     before: int,
 ) -> None:
     """Add one batch to one student's moments; sample i, from `before` on, is in half i % 2."""
-    (hidden, mask), x_cal, expert_rows = tokens[0], captured[0], routed(student)
+    hidden, mask, *_ = tokens
+    x_cal, expert_rows = captured.x_cal, routed(student)
     weigh_all = partial(row_weights, spec, tokens, expert_rows)
     weighers = [weigh_all]
     if spec.settings.ridge == "auto":
         indices = torch.arange(before, before + len(hidden), device=hidden.device)[:, None]
         weighers = []
         for half in (indices % 2 == 0, indices % 2 == 1):  # (batch, 1)
-            masked = tuple((x, half if m is None else half * m) for x, m in tokens)
+            masks = [half if m is None else half * m for m in (mask, tokens.encoder_mask)]
+            masked = tokens._replace(mask=masks[0], encoder_mask=masks[1])
             weighers.append(partial(row_weights, spec, masked, expert_rows))
     sites = shared_sites(x_cal, spec.linears, weigh_all)
     if moments.sites and moments.sites.keys() != sites.keys():
@@ -215,17 +231,20 @@ def add_site(
     alpha: float,
 ) -> None:
     """Add one batch to the moments of a site, with token weights (...) of each part of samples."""
-    *inputs, y_exp, gaps = captured
+    y_exp, gaps = captured.y_exp, captured.gaps
     linears = [teacher.get_submodule(name) for name in site]
     widths = [len(weight_of(linear)) for linear in linears]
-    x_cal, x_exp = (x[site[0]].flatten(0, -2) for x in inputs)  # (n, d), (n, d)
-    (d, o), has_gap = (x_cal.shape[1], sum(widths)), any(name in gaps for name in site)
+    x_cal = captured.x_cal[site[0]].flatten(0, -2)  # (n, d)
+    x_exp = captured.x_exp[site[0]].flatten(0, -2)  # (n, d)
+    d, o = x_cal.shape[1], sum(widths)
+    has_gap = any(name in gaps for name in site)
     if site not in moments.sites:
         blended = o <= d and moments.tokens < FEW_TOKENS * d
         folded = blended or has_gap or o < FOLDED_SHARE * d
         shape = d, o if folded else None, x_cal.device, blended
         moments.sites[site] = [Moments.zero(*shape) for _ in ws]
-    first, y, gap = moments.sites[site][0], None, None
+    first = moments.sites[site][0]
+    y = gap = None
     if first.blended:
         y = product(wide(x_cal).lerp(wide(x_exp), alpha), side_by_side(linears)[0].T)  # (n, o)
     elif first.folded and all(name in y_exp for name in site):
@@ -253,9 +272,9 @@ def row_weights(
 
     Some modules read flattened rows, one row per head, or the encoder's tokens. Raises: BadCapture.
     """
-    (hidden, mask), encoder = tokens
-    if encoder[0] is not None and same_memory(x, encoder[0]):
-        hidden, mask = encoder
+    hidden, mask, encoder, encoder_mask = tokens
+    if encoder is not None and same_memory(x, encoder):
+        hidden, mask = encoder, encoder_mask
     batch, count = hidden.shape[:2]
     w = token_weights(spec.token_rule, name, spec.last, x.new_empty(batch, count, 0), mask)
     w = w if x.dtype == torch.float64 else w.float()  # (batch, tokens)

@@ -22,7 +22,7 @@ from transformers import CLIPModel
 
 from featcal.calibration import features
 from featcal.calibration.features import StudentTeacherFeatures, TaskFeatures
-from featcal.calibration.observe import BlockSpec, Site, row_weights, shared_sites
+from featcal.calibration.observe import BlockSpec, Site, Tokens, row_weights, shared_sites
 from featcal.calibration.scratch import Spool
 from featcal.core.moments import add_gram, every_token, mirror
 from featcal.core.precision import SUM_DTYPE, wide
@@ -193,7 +193,8 @@ def sum_block(
         with module_inputs(block, [*linears, *norms]) as inputs:
             output = step(block, stack, hidden, arguments)
         fed = arguments[0].get(feeder.feeds) if feeder else None
-        weigh = partial(row_weights, spec, ((hidden, mask), (fed, task.encoder_masks[number])), {})
+        tokens = Tokens(hidden, mask, fed, task.encoder_masks[number])
+        weigh = partial(row_weights, spec, tokens, {})
         for site, weights in shared_sites(inputs, linears, weigh).items():
             rows = wide(inputs[site[0]][weights > 0])  # (n, d)
             zeros = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=SUM_DTYPE)
