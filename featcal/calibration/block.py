@@ -161,16 +161,13 @@ def replay_block(
 ) -> None:
     """Load an earlier run's solutions and move all features past the block, with the same bits."""
     for number, ((block, spec), solution) in enumerate(zip(students, solved, strict=True)):
-        tracks = [task_features.students[number] for task_features in features.values()]
-        stale = spec.settings.order == "stale"
-        if stale:
-            for track in tracks:
-                advance(block, spec.stack, track)
-        for name, value in solution.items():
-            block.get_parameter(name).copy_(value)
+        stale = spec.settings.order == "stale"  # the next block sees the merged features
         if not stale:
-            for track in tracks:
-                advance(block, spec.stack, track)
+            block.load_state_dict(solution, strict=False)
+        for task_features in features.values():
+            advance(block, spec.stack, task_features.students[number])
+        if stale:
+            block.load_state_dict(solution, strict=False)
     for task, teacher in in_turn(models.experts, path):
         advance(teacher, students[0][1].stack, features[task].teacher)
 
