@@ -275,9 +275,10 @@ def open_merge(
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
     experts = {task: unwrapped(expert) for task, expert in experts.items()}
     form = Form.of(without_adapters(base), experts)
-    # by task, the base under ""
-    opened = {"": form.source}
-    opened |= sources.expert_sources(experts, form.model, form.source, form.part)
+    opened = {"": form.source}  # by task, the base under ""
+    for task, expert in sorted(experts.items()):
+        label = f"expert {task!r}"
+        opened[task] = sources.source(expert, label, form.part, form.source, form.model)
     configs = {}
     for task, model in opened.items():
         label = f"expert {task!r}" if task else "base"

@@ -60,11 +60,19 @@ class ModuleSource:
 Source = ModelCheckpoint | ModuleSource
 
 
-def source(model: Model, label: str, part: str | None = None, like: Source | None = None) -> Source:
-    """Open a module or a folder, with the names and packing of `like`, the base."""
+def source(
+    model: Model,
+    label: str,
+    part: str | None = None,
+    like: Source | None = None,
+    base: Model | None = None,  # needed for an adapter of it
+) -> Source:
+    """Open a module, a folder or an adapter, with the names and packing of `like`, the base."""
     if isinstance(model, nn.Module):
         model = model.get_submodule(part) if part and isinstance(model, CLIPModel) else model
         return ModuleSource(model, label, like)
+    if base is not None and like is not None and is_adapter(model):
+        return adapter_source(model, base, like, part)
     return ModelCheckpoint(model, part, like.module if isinstance(like, ModuleSource) else like)
 
 
@@ -84,18 +92,6 @@ def adapter_source(folder: str | Path, base: Model, like: Source, part: str | No
         opened.tensors[name] = replace(tensor, kind=kind, read=mapped[name].cpu)
     opened.module = like.module
     return opened
-
-
-def expert_sources(
-    experts: Mapping[str, Model], base: Model, base_source: Source, part: str | None
-) -> dict[str, Source]:
-    """Open every expert, sorted by task."""
-    return {
-        task: adapter_source(expert, base, base_source, part)  # type: ignore[arg-type]
-        if is_adapter(expert)
-        else source(expert, f"expert {task!r}", part, base_source)
-        for task, expert in sorted(experts.items())
-    }
 
 
 def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:

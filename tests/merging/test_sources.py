@@ -18,7 +18,7 @@ from test_cli import DATA, EXPERTS, models, ready, refused
 from featcal.cli import main as cli
 from featcal.errors import BadEnvironment, BadFile, FeatCalError, NotFinite, TruncatedFile
 from featcal.merging.merge import merge
-from featcal.merging.sources import expert_sources, source
+from featcal.merging.sources import source
 from featcal.models.load import save_model
 from featcal.models.lora import CONFIG, WEIGHTS, dense_model, without_adapters
 
@@ -115,7 +115,7 @@ def test_task_vectors_of_a_lora_on_a_bfloat16_base_keep_the_rank_of_the_adapter(
     before = base.state_dict()[name].double()
     for form in (tmp_path / "lora", expert):
         for given in (base, folder):
-            (one,) = expert_sources({"a": form}, given, source(given, "base"), None).values()
+            one = source(form, "a", None, source(given, "base"), given)
             S = torch.linalg.svdvals(one.tensors[name].finite().double() - before)
             assert S[1] > 1e-3 and S[2] < 1e-12 * S[0]
             assert one.tensors[name].dtype == torch.bfloat16
