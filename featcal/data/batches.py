@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -124,7 +125,9 @@ def draw_batches(
         chosen = draw_indices(task, len(samples), draw.skip + draw.samples, draw.seed)[draw.skip :]
         if inputs.kind == "pictures":
             pixels = EncodedRows(location, draw.split, samples, preprocess)[chosen]
-            batches[task] = picture_batches(ImageSet(pixels, preprocess), draw)
+            images = ImageSet(pixels, preprocess, dtype=draw.dtype)
+            make = partial(images.batches, None, draw.batch)  # normalises when it is asked for
+            batches[task] = DrawnBatches(len(images), 0, make)
         else:
             batches[task] = token_batches(samples, chosen, reader, draw.batch)
     return batches
@@ -135,16 +138,6 @@ def samples_at(location: Location, inputs: ModelInput, draw: Draw) -> Any:
     if inputs.kind == "pictures":
         return open_images(location, draw.split, False, draw.columns)
     return text_data.load_text(location, draw.split, draw.columns)
-
-
-def picture_batches(pictures: ImageSet, draw: Draw) -> DrawnBatches:
-    """Return batches of decoded pictures, which are normalised when they are asked for."""
-
-    def make() -> Iterator[Batch]:
-        for batch in pictures.batches(None, draw.batch):
-            yield {name: value.to(draw.dtype) for name, value in batch.items()}
-
-    return DrawnBatches(len(pictures), 0, make)
 
 
 def token_batches(

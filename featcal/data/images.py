@@ -46,10 +46,7 @@ class Preprocess:
 
     @classmethod
     def from_folder(cls, folder: str | Path, backend: Backend = "pil") -> "Preprocess":
-        """Load the image processor of a model folder.
-
-        Raises: MissingPath; BadFile for steps beyond resize, crop, rescale, normalise; BadSetting.
-        """
+        """Load the image processor of a model folder. Raises: MissingPath, BadFile, BadSetting."""
         from transformers import AutoImageProcessor
 
         if backend == "torchvision":
@@ -124,13 +121,15 @@ class ImageSet:
     labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # (n,)
     classes: tuple[str, ...] = ()  # names by label
     device: torch.device | None = field(default=None, kw_only=True)
+    dtype: torch.dtype = field(default=torch.float32, kw_only=True)  # of the model's input
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def tensor(self, indices: Indices) -> Tensor:
-        """Return the model's input for these pictures, (len(indices), 3, H, W) float32."""
-        return self.preprocess.normalised(self.pixels[np.asarray(indices, np.int64)], self.device)
+        """Return the model's input for these pictures, (len(indices), 3, H, W)."""
+        pixels = self.pixels[np.asarray(indices, np.int64)]
+        return self.preprocess.normalised(pixels, self.device).to(self.dtype)
 
     def take(self, indices: Indices) -> "ImageSet":
         """Return the pictures with these indices, in their order."""
