@@ -20,11 +20,13 @@ from featcal.core import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.models import batch as of_batches
-from featcal.models.batch import Batch, Batches, Head, Model, single_samples
+from featcal.models.batch import Batch, Batches, Head, Model, TaskBatches, single_samples
 from featcal.models.load import evaluation_mode, load_as_calibrated, torch_device
 from featcal.settings import require
 
 REPORT_EVERY = 100  # steps
+Device = str | torch.device | None
+Experts = Mapping[str, Model]  # by task
 Pairs = Mapping[str, Pair]  # features of every task: all of them, or those of one step
 
 
@@ -56,9 +58,7 @@ def public(kind: type[Baseline]) -> Callable[..., Adapters]:
     """Return the public function of a baseline; the settings are its keyword arguments."""
 
     @exact_products()
-    def run(
-        merged: Model, experts: Mapping[str, Model], batches: Mapping[str, Batches], **keywords: Any
-    ) -> Adapters:
+    def run(merged: Model, experts: Experts, batches: TaskBatches, **keywords: Any) -> Adapters:
         options = {name: keywords.pop(name, default) for name, (_, default) in shared.items()}
         settings = kind.from_mapping(keywords, kind.name)
         module = as_module(merged, options["device"])
@@ -66,7 +66,7 @@ def public(kind: type[Baseline]) -> Callable[..., Adapters]:
             settings = settings.but(features="raw")
         return adapters_for(settings, module, experts, batches, **options)
 
-    shared: dict[str, Any] = {"head": (Head, None), "device": (str | torch.device | None, None)}
+    shared: dict[str, Any] = {"head": (Head, None), "device": (Device, None)}
     if issubclass(kind, Training):
         shared |= {"seed": (int, 42), "progress": (Progress, None)}
     fields = {name: (field.annotation, field.default) for name, field in kind.model_fields.items()}
@@ -84,11 +84,11 @@ def public(kind: type[Baseline]) -> Callable[..., Adapters]:
 def adapters_for(
     settings: Baseline,
     merged: Model,
-    experts: Mapping[str, Model],
-    batches: Mapping[str, Batches],
+    experts: Experts,
+    batches: TaskBatches,
     head: Head = None,
     seed: int = 0,
-    device: str | torch.device | None = None,
+    device: Device = None,
     progress: Progress = None,
     audit: Audit = None,
 ) -> Adapters:
@@ -109,11 +109,7 @@ def adapters_for(
 
 
 def pool_features(
-    merged: Model,
-    experts: Mapping[str, Model],
-    batches: Mapping[str, Batches],
-    head: Head = None,
-    device: str | torch.device | None = None,
+    merged: Model, experts: Experts, batches: TaskBatches, head: Head = None, device: Device = None
 ) -> dict[str, Pair]:
     """Compute features of every task by the merged model and its expert, one expert at a time."""
     module, pairs = as_module(merged, device), {}
@@ -152,7 +148,7 @@ def pair_of(task: str, merged: Tensor, expert: Tensor, sizes: Tensor) -> Pair:
     return Pair(merged, expert, sizes)
 
 
-def as_module(model: Model, device: str | torch.device | None) -> nn.Module:
+def as_module(model: Model, device: Device) -> nn.Module:
     """Return a module as it is; load a folder onto the device (for CLIP its vision tower)."""
     device = torch_device(device or "cpu")
     return model if isinstance(model, nn.Module) else load_as_calibrated(model).to(device)
@@ -224,7 +220,7 @@ def cached_steps(pairs: Pairs, settings: Training, seed: int) -> Iterator[Pairs]
 def encoded_steps(
     merged: nn.Module,
     experts: Mapping[str, nn.Module],
-    batches: Mapping[str, Batches],
+    batches: TaskBatches,
     head: Head,
     settings: Training,
     seed: int,
@@ -283,8 +279,10 @@ def train(
             expert = pad_sequence(expert_rows, batch_first=True)
             noise = None
             if settings.noisy:  # drawn on the CPU: the same on every device
-                d, tasks_counts = merged.shape[-1], zip(tasks, counts, strict=True)
-                draws = [torch.randn(n, d, generator=generators[task]) for task, n in tasks_counts]
+                draws = [
+                    torch.randn(len(pair.merged), merged.shape[-1], generator=generators[task])
+                    for task, pair in step.items()
+                ]
                 noise = pad_sequence(draws, batch_first=True).to(merged)
             rows = settings.row_losses(weights, merged, expert, noise)  # (T, n)
             loss = rows.sum(1) / torch.tensor(counts, device=rows.device)  # (T,)
