@@ -32,10 +32,7 @@ def skeleton(
     like: type[PreTrainedModel] | None = None,  # the class to build if it has the same tower
     whole: bool = False,  # with both towers of a CLIPModel
 ) -> PreTrainedModel:
-    """Build the model of a folder in evaluation mode with parameters on meta and real buffers.
-
-    Raises: MissingPath; BadFile for a config.json that makes no model.
-    """
+    """Build a folder's model in evaluation mode: parameters on meta, real buffers. Raises: BadFile."""
     kind: Any = load.model_class(folder)
     if like is not None and load.same_tower(kind, like):
         kind = like
@@ -176,17 +173,19 @@ class ModelFolder:
         self.ties = list[list[str]]()
         self.stored = dict[str, LazyTensor]()  # a tied one by its first name
         for names in tied_names(self.module):
-            untied = {name: present.pop(name) for name in names if name in present}
-            if untied:
-                (first_name, first), *others = untied.items()
-                untied = {n: t for n, t in others if not torch.equal(t.read(), first.read())}
-                self.stored |= {names[0]: first} | untied
+            given = {name: present.pop(name) for name in names if name in present}
+            separate = dict[str, LazyTensor]()  # whose values are not the first one's
+            if given:
+                (first_name, first), *others = given.items()
+                separate = {n: t for n, t in others if not torch.equal(t.read(), first.read())}
+                self.stored |= {names[0]: first} | separate
                 self.forms[names[0]] = self.forms[first_name]
-            for name in untied:
+            for name in separate:
                 path, _, attribute = name.rpartition(".")
                 parameter = nn.Parameter(self.module.get_parameter(name).detach().clone())
                 setattr(self.module.get_submodule(path), attribute, parameter)
-            self.ties += [[n for n in names if n not in untied], *([name] for name in untied)]
+            self.ties.append([name for name in names if name not in separate])
+            self.ties += [[name] for name in separate]
         self.stored |= present  # buffers
 
     def _reported(
