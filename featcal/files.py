@@ -34,7 +34,8 @@ def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]
 
     Leftovers of killed processes are removed first. Raises: DiskFull with `needed` bytes if given.
     """
-    path, here = Path(path), not Path(path).name  # "."
+    path = Path(path)
+    here = not path.name  # "."
     path = path.resolve() if here or path.is_symlink() else path
     # dots and parts repeat for a folder that was written inside another; a process that dies
     # between its two renames leaves only the old folder, which is kept
@@ -112,10 +113,11 @@ def require_apart(key: str, out: str | Path, inputs: Iterable[object]) -> None:
     """Raise BadSetting if the folder to write is, holds or lies inside a path among the inputs."""
     path = Path(out).resolve()
     for folder in (Path(item).resolve() for item in inputs if isinstance(item, str | Path)):
-        inside = f"lies inside {folder}, which is read; name another one"
-        above = "names, or holds, a folder that is read; name another one"
-        if folder in path.parents or path in (folder, *folder.parents):
-            raise BadSetting(key, str(out), inside if folder in path.parents else above)
+        problem = f"lies inside {folder}, which is read" if folder in path.parents else ""
+        if path in (folder, *folder.parents):
+            problem = "names, or holds, a folder that is read"
+        if problem:
+            raise BadSetting(key, str(out), f"{problem}; name another one")
 
 
 def locked(file: int | IO[Any], without: bool = True) -> bool:

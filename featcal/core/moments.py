@@ -121,10 +121,11 @@ class Drift:
 
     def add(self, h: Tensor, h_exp: Tensor, w: Tensor | None = None) -> None:
         """Add rows h, h_exp (..., d) with weights w (...), or 1 each; sums are float64."""
-        h, h_exp, norm = wide(h), wide(h_exp), torch.linalg.vector_norm
-        distance, length = norm(h - h_exp, dim=-1), norm(h_exp, dim=-1)  # (...), (...)
-        lengths = (norm(h, dim=-1) * length).clamp_min(torch.finfo(h.dtype).tiny)
-        cosine, count = (h * h_exp).sum(-1) / lengths, torch.ones_like(length)
+        h, h_exp = wide(h), wide(h_exp)
+        norm = partial(torch.linalg.vector_norm, dim=-1)
+        distance, length = norm(h - h_exp), norm(h_exp)  # (...), (...)
+        cosine = (h * h_exp).sum(-1) / (norm(h) * length).clamp_min(torch.finfo(h.dtype).tiny)
+        count = torch.ones_like(length)
         # one row for each sum, in the order of the fields, (5, ...)
         rows = torch.stack([distance**2, length**2, distance, cosine, count]).to(SUM_DTYPE)
         sums = (rows if w is None else rows * w.to(SUM_DTYPE)).flatten(1).sum(1).tolist()

@@ -34,12 +34,14 @@ def exact_products() -> Iterator[None]:
     TF32 keeps 10 bits of the mantissa; the patch embedding, a convolution, has cuDNN's own switch.
     A caller's autocast would round sums, and no tensor made in its inference mode can be changed.
     """
-    cuda, mkldnn, cudnn = (getattr(torch.backends, name) for name in ("cuda", "mkldnn", "cudnn"))
+    backends: Any = torch.backends
+    cuda, mkldnn, cudnn = backends.cuda, backends.mkldnn, backends.cudnn
     exact: list[tuple[Any, str, Any]] = [(cudnn, "allow_tf32", False)]
     if hasattr(cuda.matmul, "fp32_precision"):  # since torch 2.9, in place of the older ones
         parts = cuda.matmul, mkldnn.matmul, mkldnn.conv, cudnn.conv, cudnn.rnn
         exact += [(part, "fp32_precision", "ieee") for part in parts]
-    before, older = list[tuple[Any, str, Any]](), "highest"
+    before: list[tuple[Any, str, Any]] = []
+    older = "highest"
     with suppress(RuntimeError):  # torch refuses to read older ones where newer ones differ
         older = torch.get_float32_matmul_precision()
     for part, name, _ in exact:
