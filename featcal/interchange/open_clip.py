@@ -63,7 +63,8 @@ MODES, RESAMPLE = ("shortest", "squash"), {"bicubic": 3, "bilinear": 2}  # PIL's
 def tensor_names(ours: Iterable[str]) -> dict[str, list[str]]:
     """Return for each tensor of open_clip its names in transformers: one, or those of q, k, v."""
     names: dict[str, list[str]] = {}
-    for name in sorted(ours, key=lambda name: "qkv".find(name[name.find("_proj.") - 1])):
+    # q, k and v are joined in this order
+    for name in sorted(ours, key=lambda name: ("v_proj." in name, "k_proj." in name)):
         theirs = re.sub(r"self_attn\.[qkv]_proj\.", "attn.in_proj_", name)
         for their_part, our_part in NAMES.items():
             theirs = theirs.replace(our_part, their_part)
