@@ -191,8 +191,5 @@ class Calibration(Settings):
     @property
     def stated(self) -> dict[str, Any]:
         """Return the settings by name, without those beyond the paper that are off."""
-        return {name: value for name, value in self if name not in OFF or value != OFF[name]}
-
-
-# Settings beyond the paper, with the values that give the paper's method.
-OFF: dict[str, Any] = {"residual": 0.0, "affine": "separate"}
+        off = {"residual": 0.0, "affine": "separate"}
+        return {name: value for name, value in self if name not in off or value != off[name]}
