@@ -83,7 +83,7 @@ def compare(
     for task in inputs.data:
         first = max((earlier["samples"].get(t, 0) for t, earlier in same if t == task), default=0)
         first = first if skip is None else skip
-        draws[task] = collect(request.rest, task, first, most, 0, samples or 2, OTHERS)
+        draws[task] = collect(request.rest, task, first, most, samples or 2, OTHERS)
     collect.report()
     if skip is None and any(task_draw.skip for task_draw in draws.values()):
         listed = ", ".join(f"{task} {task_draw.skip}" for task, task_draw in draws.items())

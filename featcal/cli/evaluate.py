@@ -59,8 +59,9 @@ def evaluate(
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
     collect = inputs.MistakeCollector()
-    args = {"--model": model, "--clip": clip, "--class-means": class_means}.items()
-    folder, whole, base = (path and collect(inputs.model_folder, key, path) for key, path in args)
+    folder = collect(inputs.model_folder, "--model", model)
+    whole = clip and collect(inputs.model_folder, "--clip", clip)
+    base = class_means and collect(inputs.model_folder, "--class-means", class_means)
     datasets = inputs.named_data(data, collect)
     if folder:
         collect(inputs.check_config, folder)

@@ -71,12 +71,12 @@ def fix(
     if output.recorded_draws(inputs.merged):
         note(f"{inputs.merged} was made with samples: some of those held out may be among them")
     draws, rest = {}, {}
-    for task in inputs.data:
-        held_out = min(MOST, max(FEWEST, int(HELD_OUT * request.counts[task])))
-        draws[task] = request.rest(task, 0, DEFAULT_SAMPLES, held_out)
+    for task, count in request.counts.items():
+        held_out = min(MOST, max(FEWEST, int(HELD_OUT * count)))
+        draws[task] = request.rest(task, 0, min(DEFAULT_SAMPLES, count - held_out))
         rest[task] = request.rest(task, draws[task].samples, MOST)
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
-        note(f"{task}: {request.counts[task]} samples, {used}")
+        note(f"{task}: {count} samples, {used}")
     result = run(request, draws)
     if result is None:  # another process of this run reports it
         return
@@ -92,7 +92,7 @@ def fix(
         say_json({"folder": str(out), "choice": choice and choice.stated, "experts": rows})
         return
     sizes = sorted({row["samples"] for row in rows})
-    counts = " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
+    counts = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else sizes[0]
     title = f"divergence from the experts' answers, on {counts} held-out samples"
     columns = ["expert", BEFORE, AFTER, "±", ""]
     table(title, columns, [[str(row[key]) for key in row if key != "samples"] for row in rows])

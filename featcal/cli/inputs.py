@@ -132,8 +132,8 @@ def named_data(pairs: Collection[str], collect: MistakeCollector) -> "dict[str, 
 def read_inputs(
     merged: str | None,
     base: str | None,
-    expert: Collection[str] | None,
-    data: Collection[str] | None = None,
+    expert: options.Pairs,
+    data: options.Pairs = None,
     recipe: Path | None = None,
     *,
     weights: bool = True,  # False if the configuration of models on the hub is enough
@@ -191,10 +191,10 @@ def read_inputs(
 
 
 def read_compared(
-    model: Collection[str],
+    model: Iterable[str],
     base: str | None,
-    expert: Collection[str] | None,
-    data: Collection[str],
+    expert: options.Pairs,
+    data: Iterable[str],
     recipe: Path | None,
 ) -> tuple[dict[str, Path], Inputs]:
     """Return the models to compare by name, and inputs with the first of them as merged model.
@@ -239,15 +239,16 @@ def check_config(folder: Path) -> None:
     """Check that config.json names a class and no quantisation; note code that is not run."""
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else {}
-    usual = isinstance(config, dict) and isinstance(config.get("architectures"), list)
-    checked = config.get("auto_map") or "quantization_config" in str(config) if usual else True
-    if checked or not config["architectures"]:
-        from featcal.models.load import model_class, refuse_code
+    named = isinstance(config, dict) and isinstance(config.get("architectures"), list)
+    special = not (named and config["architectures"]) or config.get("auto_map")
+    if not special and "quantization_config" not in str(config):
+        return  # without the import of transformers
+    from featcal.models.load import model_class, refuse_code
 
-        kind = model_class(folder)  # raises if there is none
-        if code := refuse_code(folder):
-            used = f"transformers' own {kind.__name__} is used"
-            note(f"{path}: auto_map names {code[0]}, which is not run; {used}")
+    kind = model_class(folder)  # raises if there is none
+    if code := refuse_code(folder):
+        used = f"transformers' own {kind.__name__} is used"
+        note(f"{path}: auto_map names {code[0]}, which is not run; {used}")
 
 
 def differing_vocabularies(folders: Mapping[str, Path]) -> str:
@@ -320,18 +321,12 @@ class Request:
             labels[task] = vectors(encoder, self.classes[task])
         return labels
 
-    def rest(
-        self, task: str, skip: int, most: int, spared: int = 0, fewest: int = 1, way_out: str = ""
-    ) -> "Draw":
-        """Return the draw of a task's samples after the first `skip`, at most `most`.
-
-        Raises: BadSetting if fewer than `fewest` are left, not counting those `spared`.
-        """
+    def rest(self, task: str, skip: int, most: int, fewest: int = 1, way_out: str = "") -> "Draw":
+        """Return the draw of at most `most` samples after the first `skip`. Raises: BadSetting."""
         count, source = self.counts[task], str(self.inputs.data[task].source)
-        left_out = skip + spared
-        expected = f"has {count} samples: {left_out} are left out, and {fewest} more are needed"
-        require(count - left_out >= fewest, f"--data {task}", source, expected + way_out)
-        return replace(self.draw, skip=skip, samples=min(most, count - left_out))
+        expected = f"has {count} samples: {skip} are left out, and {fewest} more are needed"
+        require(count - skip >= fewest, f"--data {task}", source, expected + way_out)
+        return replace(self.draw, skip=skip, samples=min(most, count - skip))
 
     def batches(self, draws: "Mapping[str, Draw]", *models: Path) -> "dict[str, DrawnBatches]":
         """Return the batches of each draw; `models` may also have the processor or tokenizer."""

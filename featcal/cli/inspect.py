@@ -169,13 +169,13 @@ def show_stack(model: "nn.Module", stack: "Stack") -> None:
     weights = {name: next(module.parameters()) for name, module in solved.items()}
     rows = [[n, type(m).__name__, shape_text(weights[n].shape)] for n, m in solved.items()]
     table("", ["module", "kind", "shape"], rows)
-    exchange = {
-        f"entered at {stack.entry}": stack.entry,
-        f"each block passes on {', '.join(stack.carry.values())}": stack.carry,
-        f"the stack feeds {stack.feeds} of the next": stack.feeds,
-    }
-    if any(exchange.values()):
-        say(f"between the blocks: {'; '.join(text for text, used in exchange.items() if used)}")
+    exchange = [f"entered at {stack.entry}"] if stack.entry else []
+    if stack.carry:
+        exchange.append(f"each block passes on {', '.join(stack.carry.values())}")
+    if stack.feeds:
+        exchange.append(f"the stack feeds {stack.feeds} of the next")
+    if exchange:
+        say(f"between the blocks: {'; '.join(exchange)}")
     inside = sum(parameter_count(module) for module in solved.values()) * len(blocks)
     of_blocks, of_model = (100 * inside / parameter_count(part) for part in (blocks, model))
     say(f"coverage: {of_blocks:.1f} % of the blocks' parameters, {of_model:.1f} % of the model's")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from featcal.data.batches import Draw
 
 S = TypeVar("S", bound=Settings)
+Pairs = Iterable[str] | None  # NAME=VALUE arguments of one option
 
 EXPERT = "An expert: a model or a LoRA adapter. Repeatable."
 DATA = "Samples of a task: a folder, a file or a hub dataset; no labels needed. Repeatable."
@@ -74,9 +75,7 @@ class Sampling(Settings):
     split: str = "train"
     tokens: PositiveInt | None = None
 
-    def draw(
-        self, samples: int, seed: int, dtype: str = "float32", column: Iterable[str] | None = None
-    ) -> "Draw":
+    def draw(self, samples: int, seed: int, dtype: str = "float32", column: Pairs = None) -> "Draw":
         """Return which samples to draw. Raises: BadSetting for a column."""
         import torch
 
@@ -132,7 +131,7 @@ def set_option(*defaults: Settings) -> Any:
     return Option("--set", metavar="KEY=VALUE", help=text)
 
 
-def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[Any, ...]:
+def read_set(pairs: Pairs, command: str, *defaults: S) -> tuple[Any, ...]:
     """Return the settings changed by --set. Raises: BadSetting; UnknownKey with the nearest key."""
     values: dict[str, Any] = {}
     fields = {key: field for group in defaults for key, field in type(group).model_fields.items()}
@@ -151,9 +150,7 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
     return tuple(changed)
 
 
-def method_of(
-    preset: str | None, settings: Calibration, pairs: Iterable[str] | None
-) -> "CalibrationOrAuto":
+def method_of(preset: str | None, settings: Calibration, pairs: Pairs) -> "CalibrationOrAuto":
     """Return the settings of a calibration: "auto" unless --set or --preset asks for others."""
     changed = any(pair.partition("=")[0] in Calibration.model_fields for pair in pairs or ())
     expected = "chooses every setting; leave it out, or use paper, to change some"
@@ -161,7 +158,7 @@ def method_of(
     return settings if changed or preset == "paper" else "auto"
 
 
-def with_own_options(pairs: Iterable[str] | None, **options: object) -> list[str]:
+def with_own_options(pairs: Pairs, **options: object) -> list[str]:
     """Return pairs of --set and those that have an option of their own, such as --ridge."""
     return [*(pairs or ()), *(f"{k}={v}" for k, v in options.items() if v is not None)]
 
@@ -189,7 +186,7 @@ def pairs_by_name(
     return values
 
 
-def classes_named(pairs: Iterable[str] | None, tasks: Iterable[str]) -> dict[str, list[str]]:
+def classes_named(pairs: Pairs, tasks: Iterable[str]) -> dict[str, list[str]]:
     """Return the `--classes` arguments by task."""
     classes = pairs_by_name("--classes", pairs or (), "NAME=A,B,...", "reviews=bad,good")
     for task, names in classes.items():
@@ -198,7 +195,7 @@ def classes_named(pairs: Iterable[str] | None, tasks: Iterable[str]) -> dict[str
     return {task: [*map(str.strip, names.split(","))] for task, names in classes.items()}
 
 
-def columns_named(pairs: Iterable[str] | None) -> dict[str, str]:
+def columns_named(pairs: Pairs) -> dict[str, str]:
     """Return the `--column` arguments."""
     columns = pairs_by_name("--column", pairs or (), "KEY=COLUMN", "text=question")
     keys = ("text", "prompt", "completion", "input", "target", "messages", "image", "label")

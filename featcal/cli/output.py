@@ -94,8 +94,8 @@ def log_to(file: str, level: str) -> None:
     LOG.setLevel(min(handler.level, logging.INFO))
 
 
-def table(title: str, columns: list[str], rows: list[list[str]], right: bool = True) -> None:
-    """Print a table that has rows; all columns but the first are aligned right by default."""
+def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table that has rows; all columns but the first are aligned right."""
     from rich.table import Table
 
     if not rows:
@@ -105,7 +105,7 @@ def table(title: str, columns: list[str], rows: list[list[str]], right: bool = T
     # a single space between columns: agreement with experts fits 80 characters
     grid = Table(box=None, pad_edge=False, collapse_padding=True)
     for i, column in enumerate(columns):
-        grid.add_column(column, justify="right" if i and right else "left", overflow="fold")
+        grid.add_column(column, justify="right" if i else "left", overflow="fold")
     for row in rows:
         grid.add_row(*row)
     output.print(grid, soft_wrap=False)
@@ -234,9 +234,10 @@ def recorded_draws(folder: Path) -> list[dict[str, Any]]:
 
 def record_draw(out: Path, draw: "Draw", rows: Mapping[str, tuple[int, int]], **more: Any) -> None:
     """Record which samples made a folder; `rows` are those drawn and all there are, by task."""
-    counts = ({task: pair[i] for task, pair in sorted(rows.items())} for i in range(2))
-    record = dict(zip(DRAW, (draw.seed, draw.split, *counts), strict=True))
-    write_json(out / RECORD, dict(sorted({**read_record(out), **more, **record}.items())))
+    record = read_record(out) | more | {"seed": draw.seed, "split": draw.split}
+    record["samples"] = {task: drawn for task, (drawn, _) in sorted(rows.items())}
+    record["rows"] = {task: count for task, (_, count) in sorted(rows.items())}
+    write_json(out / RECORD, dict(sorted(record.items())))
 
 
 def add_to_card(
