@@ -80,11 +80,10 @@ NORMLESS = {  # its norms are of a kind that cannot be solved
 
 @pytest.mark.parametrize("name", [*KINDS, *MIXTURES, *NORMLESS])
 def test_a_check_ends_as_the_calibration_does(name):
-    given = experiment((FAMILIES | MIXTURES | NORMLESS)[name], torch.float32)
-
     def checked(batches, settings, **models):
         check(open_models(**models, plan=None, settings=settings), batches, settings == "auto")
 
+    given = experiment((FAMILIES | MIXTURES | NORMLESS)[name], torch.float32)
     for settings in MATRIX:
         ended = []
         for call in (checked, calibrate):

@@ -109,9 +109,8 @@ def test_an_error_of_the_system_is_one_message(models, capsys, monkeypatch, erro
 
 @pytest.mark.parametrize("command", [MERGE, CALIBRATE, ["convert", "base"]])
 def test_out_may_not_be_a_broken_link(models, capsys, command):
-    Path("link").symlink_to("nowhere")
-    Path("loop").symlink_to("loop")
-    for link in ("link", "loop"):
+    for link, target in (("link", "nowhere"), ("loop", "loop")):
+        Path(link).symlink_to(target)
         assert "is a link to" in refused([*command, "--out", link], models, capsys)
 
 

@@ -115,10 +115,9 @@ def test_task_vectors_of_a_lora_on_a_bfloat16_base_keep_the_rank_of_the_adapter(
     before = base.state_dict()[name].double()
     for form in (tmp_path / "lora", expert):
         for given in (base, folder):
-            one = source(form, "a", None, source(given, "base"), given)
-            S = torch.linalg.svdvals(one.tensors[name].finite().double() - before)
-            assert S[1] > 1e-3 and S[2] < 1e-12 * S[0]
-            assert one.tensors[name].dtype == torch.bfloat16
+            tensor = source(form, "a", None, source(given, "base"), given).tensors[name]
+            S = torch.linalg.svdvals(tensor.finite().double() - before)
+            assert S[1] > 1e-3 and S[2] < 1e-12 * S[0] and tensor.dtype == torch.bfloat16
     out = merge("tsv_merge", folder, [tmp_path / "lora"], out=tmp_path / "out")
     assert load_file(out / "model.safetensors")[name].dtype == torch.bfloat16
 
