@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from featcal.calibration.choose import CalibrationOrAuto
     from featcal.data.batches import Draw, DrawnBatches
 
-DEFAULT_SAMPLES = 256  # samples of a task by default
 MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
 SAMPLES = "Samples per task. Default: 256, or all there are."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
@@ -79,14 +78,12 @@ def calibrate(
         require_apart(key, inside, [*inputs.folders, out])
         output.require_writable(key, inside)
     output.require_room(inputs.merged, out, keys.work)
-    draw = keys.draw(samples or DEFAULT_SAMPLES, seed, dtype, column)
+    draw = keys.draw(samples or options.SAMPLES, seed, dtype, column)
     names = options.classes_named(classes, inputs.data)
     expected = "is for the choice of settings, which other options set here"
     require(settings == "auto" or not names, "--classes", classes, expected)
     request = Calibrating(inputs, keys, draw, device, names, out, settings)
-    draws = dict.fromkeys(inputs.data, draw)
-    if not samples:
-        draws = {task: request.rest(task, 0, DEFAULT_SAMPLES) for task in inputs.data}
+    draws = request.draws(samples)
     if dry_run:
         return show_dry_run(request, draws, as_json)
     result = run(request, draws)

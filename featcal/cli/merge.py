@@ -7,8 +7,7 @@ from typing import Annotated, Any, get_origin
 from typer import Argument, Option
 
 from featcal.cli import options, output
-from featcal.cli.calibrate import DEFAULT_SAMPLES
-from featcal.cli.inputs import read_inputs
+from featcal.cli.inputs import Request, read_inputs
 from featcal.cli.output import note, say, say_json
 from featcal.errors import FeatCalError, UnknownKey
 from featcal.merging.registry import method_named, method_names, methods_table
@@ -86,23 +85,18 @@ def merge(
     if typed and "batches" not in entry.needs:
         problem = f"{method} uses no calibration data (--data)"
         raise FeatCalError(", ".join(typed), problem, "leave it out")
-    batches: Any = {} if inputs.data else None
+    batches: Any = None
     if inputs.data:
-        from featcal.data.batches import draw_batches, samples_at
-        from featcal.data.texts import input_of
-        from featcal.models.stored import skeleton
-
-        model, data = skeleton(inputs.base), inputs.data.items()
-        draw = keys.draw(samples or DEFAULT_SAMPLES, seed, column=column)
-        counts = {task: len(samples_at(location, input_of(model), draw)) for task, location in data}
-        rows = {t: (samples or min(DEFAULT_SAMPLES, n), n) for t, n in counts.items()}
-        for count in {count for count, _ in rows.values()}:  # tasks of one size share the tokenizer
-            locations = {task: location for task, location in data if rows[task][0] == count}
-            batches |= draw_batches(model, (inputs.base,), locations, replace(draw, samples=count))
+        # the base's folder alone says how texts are prepared
+        of_base = replace(inputs, experts=dict.fromkeys(inputs.experts, inputs.base))
+        draw = keys.draw(samples or options.SAMPLES, seed, column=column)
+        request = Request(of_base, keys, draw, device, {})
+        draws = request.draws(samples)
+        batches = request.batches(draws)
     extra = {"batches": batches, "head": head, "embeddings": keys.embeddings, "device": device}
     merge_folders(method, inputs.base, inputs.experts, out=out, progress=note, **extra, **settings)
     if inputs.data:
-        output.record_draw(out, draw, rows)
+        output.record_draw(out, draw, {t: (d.samples, request.counts[t]) for t, d in draws.items()})
     if as_json:
         experts = {name: str(folder) for name, folder in inputs.experts.items()}
         content = {"folder": str(out), "method": method, "settings": settings}
