@@ -55,7 +55,7 @@ class Tokens(NamedTuple):
 
 
 class Captures(NamedTuple):
-    """What one batch shows of a block, by name of the module."""
+    """Tensors of one batch that modules of a block read and write, by the module's name."""
 
     x_cal: Mapping[str, Tensor]  # inputs (..., d) of the student
     x_exp: Mapping[str, Tensor]
