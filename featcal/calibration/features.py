@@ -96,7 +96,8 @@ def open_models(
     Folders are streamed, or the merged one loaded `whole`; of modules only that one is copied.
     """
     cpu_float32 = torch.empty(0, dtype=torch.float32)
-    first = next(merged.parameters()) if isinstance(merged, nn.Module) else cpu_float32
+    parameters = merged.parameters() if isinstance(merged, nn.Module) else iter(())
+    first = next(parameters, cpu_float32)
     target, dtype = torch_device(device or first.device), dtype or first.dtype
     expected = "must be a floating-point type, such as torch.float32"
     require(dtype in FLOATS, "calibrate.dtype", str(dtype), expected)

@@ -268,7 +268,10 @@ def _hub_folder(location: Location) -> Path:
 def reaching(
     name: str, revision: str | None, detail: str = "", kind: Kind = "model"
 ) -> Iterator[None]:
-    """Turn the errors of the hub's client into ours; `detail` is added to the reason."""
+    """Turn the errors of the hub's client into ours; `detail` is added to the reason.
+
+    Raises: NotOnHub, NoRevision, HubUnreachable, DiskFull.
+    """
     repo = f"{name}@{revision}" if revision else name
     page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
     try:
