@@ -230,8 +230,9 @@ class EncodedRows:
                 encoded = {"bytes": None, "path": path}
                 picture = f"{os.path.relpath(path, self._root)[-60:]} (row {row})"
             image = datasets.Image().decode_example(encoded)
-            if image.mode[0] in "IF" and image.getextrema()[1] > 255:
-                raise ValueError("its values have more than 8 bits; convert it to 8")
+            most = image.getextrema()[1] if image.mode[0] in "IF" else 0
+            if most > 255 or (image.mode == "F" and 0 < most <= 1):  # fractions would be black
+                raise ValueError("its values have more than 8 bits, 0 to 255; convert it to 8")
             pixels = self._preprocess.pixels(image)
         except UNDECODABLE as error:
             unknown = isinstance(error, UnidentifiedImageError)  # its message is an address

@@ -33,7 +33,7 @@ def preprocess(tmp_path_factory):
 
 def encoded(image):
     out = BytesIO()
-    image.save(out, "PNG")
+    image.save(out, "TIFF" if image.mode == "F" else "PNG")
     return {"bytes": out.getvalue(), "path": None}
 
 
@@ -205,6 +205,7 @@ def test_a_table_next_to_pictures_says_which_are_in_a_split(tmp_path, preprocess
         ({"image": [PNG, {"bytes": None, "path": "x.png"}]}, r"row 1 cannot be decoded .*x\.png"),
         ({"image": [PNG, None]}, "row 1 cannot be decoded"),
         ({"image": [PNG, encoded(picture("L").convert("I;16").point(lambda x: 9 * x))]}, "8 bits"),
+        ({"image": [PNG, encoded(picture("F").point(lambda x: x / 255 + 0))]}, "8 bits"),
         ({"image": [PNG, encoded(picture(size=(10, 99)))]}, r"1 is \(316, 32\) .* 0 is \(32, 40"),
     ],
 )
