@@ -1,5 +1,6 @@
 """Calibrate a merged model from folders to a folder, or from modules to a module."""
 
+import json
 import logging
 import sys
 import tempfile
@@ -17,17 +18,17 @@ from featcal.calibration import choose
 from featcal.calibration.block import Run, Student, sweep
 from featcal.calibration.features import Models, check_plan, open_models
 from featcal.calibration.ranks import current
-from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_calibrated
-from featcal.card import BlockRecord, Result, calibration_card
+from featcal.calibration.scratch import RunFolder, Spool, copy_with, scratch_folder
+from featcal.card import RECORD, BlockRecord, Result, calibration_card, write_card
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadCapture, BadSetting, SingularGram
-from featcal.files import claimed, require_apart
+from featcal.files import atomic_folder, claimed, require_apart
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
-from featcal.models.load import load_as_calibrated, require_replaceable
+from featcal.models.load import load_as_calibrated, require_replaceable, save_model
 from featcal.models.modules import check_blocks, packed_experts
 from featcal.models.plan import BlockPlan
-from featcal.models.streamed import InMemoryModel, ModelHandle
+from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel
 from featcal.settings import Calibration, require
 
 # share of a GPU's free memory for features; blocks, sums and the current batch need the rest
@@ -53,6 +54,7 @@ def calibrate(
     resume: bool = True,
     block_drift: bool = True,
     progress: Callable[[str], None] | None = None,
+    _complete: Callable[[Path, Result], object] = lambda folder, result: None,
 ) -> Result:
     """Calibrate a merged model to its experts' features, block by block in forward order and in
     closed form (Algorithm 1).
@@ -185,9 +187,16 @@ def calibrate(
         if out is None or folder is None:
             return result
         if ranks.first:
-            card = calibration_card(merged, base, experts, result)
-            solved = folder.solved_values(models.plan) if used else lambda _: None
-            write_calibrated(models.student, models.base, solved, Path(out), result, card)
+            text = json.dumps(result.stated, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+            with atomic_folder(out) as path:
+                if isinstance(models.student, StreamedModel):
+                    solved = folder.solved_values(models.plan) if used else lambda _: None
+                    copy_with(models.student, path, solved)
+                else:
+                    save_model(models.student.module, path, getattr(models.base, "folder", None))
+                (path / RECORD).write_text(text, encoding="utf-8")
+                write_card(path, calibration_card(merged, base, experts, result))
+                _complete(path, result)
     folder.remove()
     if removes_root and ranks.first and not any(root.iterdir()):
         root.rmdir()

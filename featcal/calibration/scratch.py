@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from featcal import files
-from featcal.card import RECORD, BlockRecord, Result, write_card
+from featcal.card import BlockRecord
 from featcal.errors import BadFile
 from featcal.models.checkpoint import LazyCheckpoint
-from featcal.models.load import copy_other_files, save_model, shard_writer
+from featcal.models.load import copy_other_files, shard_writer
 from featcal.models.plan import BlockPlan
-from featcal.models.streamed import ModelHandle, Override, StreamedModel
+from featcal.models.streamed import Override, StreamedModel
 
 PREFIX = "featcal-spool-"  # of the folders with features
 
@@ -277,25 +277,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         return value
 
 
-def write_calibrated(
-    student: ModelHandle, base: ModelHandle, solved: Override, out: Path, result: Result, card: str
-) -> None:
-    """Write the calibrated model as a folder with the merged one's names and precision.
-
-    Other files come from the merged folder, or the base's for a module. Raises: DiskFull, BadFile.
-    """
-    text = json.dumps(result.stated, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    with files.atomic_folder(out) as path:
-        if isinstance(student, StreamedModel):
-            copy_with(student, path, solved)
-        else:
-            save_model(student.module, path, like=getattr(base, "folder", None))
-        (path / RECORD).write_text(text, encoding="utf-8")
-        write_card(path, card)
-
-
 def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
-    """Copy the student's folder with solved parameters in place of its own."""
+    """Copy the student's folder, in its names and precision, with solved parameters instead."""
     checkpoint, written = LazyCheckpoint(student.folder), set[str]()  # both towers of a CLIP
     prefix = student.files.prefix
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,6 +124,8 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     arguments: Any = {"plan": request.plan, "device": device, "dtype": request.draw.dtype}
     arguments |= {"host_memory": keys.host_memory, "work": keys.work, "resume": keys.resume}
     arguments |= {"base": inputs.base, "settings": request.settings, "out": request.out}
+    rows = {task: (draw.samples, request.counts[task]) for task, draw in sorted(draws.items())}
+    arguments["_complete"] = partial(complete, request, rows)
     with whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts:
         try:
             batches = request.batches({task: draws[task] for task in mine})
@@ -133,16 +136,7 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
         except KeyboardInterrupt:
             note("the same command continues after the last finished block")
             raise
-    if not current().first:
-        return None
-    counts = {task: draw.samples for task, draw in sorted(draws.items())}
-    rewrite_card(request, counts, result)
-    record = card.models_record(inputs.base, inputs.experts, request.out)
-    if earlier := output.recorded_draws(inputs.merged):
-        record["earlier"] = earlier
-    rows = {task: (count, request.counts[task]) for task, count in counts.items()}
-    output.record_draw(request.out, request.draw, rows, **record)
-    return result
+    return result if current().first else None
 
 
 def note_differences(inputs: Inputs) -> None:
@@ -223,9 +217,16 @@ def return_large_blocks() -> None:
         mallopt(MMAP_THRESHOLD, 2 << 20)
 
 
-def rewrite_card(request: Calibrating, counts: Mapping[str, int], result: card.Result) -> None:
-    """Replace the card of a written folder by one that also names the source of the samples."""
+def complete(
+    request: Calibrating, drawn: Mapping[str, tuple[int, int]], folder: Path, result: card.Result
+) -> None:
+    """Add models and samples to the record of an unfinished folder, and samples to its card."""
     inputs, draw = request.inputs, request.draw
+    record = card.models_record(inputs.base, inputs.experts, request.out)
+    if earlier := output.recorded_draws(inputs.merged):
+        record["earlier"] = earlier
+    output.record_draw(folder, draw, drawn, **record)
+    counts = {task: count for task, (count, _) in drawn.items()}
     listed = ", ".join(f"{task} {count}" for task, count in counts.items())
     count_text = listed if len(set(counts.values())) > 1 else next(iter(counts.values()))
     rows: dict[str, object] = {"samples of each task": count_text, "split": draw.split}
@@ -236,11 +237,10 @@ def rewrite_card(request: Calibrating, counts: Mapping[str, int], result: card.R
     rows |= {f"samples of {task}": location.name for task, location in locations}
     on_hub = [str(location.source) for _, location in locations if location.on_hub]
     models = inputs.merged, inputs.base, inputs.experts
-    card.write_card(request.out, card.calibration_card(*models, result, rows, on_hub))
+    card.write_card(folder, card.calibration_card(*models, result, rows, on_hub))
     roles = {"base": inputs.base, "merged": inputs.merged, **inputs.experts}
     if sum(map(bool, card.licences_of(roles))) > 1:
-        file = request.out / "README.md"
-        note(f"{file}: the inputs have different licences; decide which terms apply")
+        note(f"{request.out / card.CARD}: inputs have different licences; decide which terms apply")
 
 
 def show_result(result: card.Result, as_json: bool) -> None:

@@ -117,15 +117,18 @@ def test_damaged_block_is_solved_again(tmp_path, monkeypatch, damage):
     assert finished(tmp_path / "out", experiment()) == (undisturbed, [True, False, True, False])
 
 
-def test_block_missing_at_the_end_is_one_error(tmp_path, monkeypatch):
-    given = experiment()
+def test_blocks_that_vanish_before_the_end_are_one_error(tmp_path, monkeypatch):
+    def vanishing(run, name, *rest):
+        if name == "vision.02":
+            shutil.rmtree(run.path / "blocks")
+        keep(run, name, *rest)
+
+    given, keep = experiment(), RunFolder.keep
     given["merged"] = save_model(given["merged"], tmp_path / "merged")
-    whole = RunFolder.keep
-    some = lambda run, name, *rest: name == "vision.02" or whole(run, name, *rest)  # noqa: E731
-    with monkeypatch.context() as patch, pytest.raises(BadFile, match=r"lost block vision\.02"):
-        patch.setattr(RunFolder, "keep", some)
+    with monkeypatch.context() as patch, pytest.raises(BadFile, match=r"lost block vision\.0[01]"):
+        patch.setattr(RunFolder, "keep", vanishing)
         finished(tmp_path / "out", given)
-    assert finished(tmp_path / "out", given)[1] == [True, True, False, True]
+    assert finished(tmp_path / "out", given)[1] == [False, False, True, True]
 
 
 def every_token_is(value):

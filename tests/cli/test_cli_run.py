@@ -1,5 +1,6 @@
 """Dry runs, logs, JSON and progress; options as arguments of the library; what inspect shows."""
 
+import errno
 import json
 import logging
 import shutil
@@ -85,19 +86,6 @@ def test_an_expert_of_another_class_is_noted_and_one_of_the_same_class_is_not(mo
     assert "of CLIPModel the vision tower is calibrated" in noted
 
 
-def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch):
-    def gone(self, *given):
-        shutil.rmtree(self.path)
-        return keep(self, *given)
-
-    keep = RunFolder.keep
-    monkeypatch.setattr(RunFolder, "keep", gone)
-    assert cli.main(CALIBRATE) == cli.MISTAKE
-    message = capsys.readouterr().err
-    assert message.count("featcal:") == 1
-    assert ".new.unfinished" in message and "start the same run again" in message
-
-
 def test_a_log_file_has_every_block_and_every_mistake(models, monkeypatch):
     before = logging.getLogger().handlers[:]
     monkeypatch.setenv("HOME", str(models))  # ~ is read in every path
@@ -126,7 +114,6 @@ def test_options_are_keywords_of_the_library(models, monkeypatch):
         return Result(None, Path("new"), [])
 
     monkeypatch.setattr(featcal, "calibrate", calibrate, raising=False)
-    (models / "new").mkdir()  # where the card goes
     monkeypatch.setattr("featcal.cli.output.new_folder", lambda *_: None)
     for options in (["--preset", "auto"], [*MORE.split(), *KEYS.split()]):
         assert cli.main([*CALIBRATE, *options]) == 0
@@ -194,6 +181,16 @@ def test_no_memory_is_one_message_and_nothing_half_written(models, capsys, monke
     monkeypatch.setattr(torch.linalg, "cholesky_ex", full)
     message = refused(CALIBRATE, models, capsys)
     assert "not enough memory" in message and "--set batch=8" in message
+
+
+def test_a_disk_that_fills_up_at_the_very_end_leaves_no_folder_without_its_record(
+    models, capsys, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        patch.setattr("featcal.cli.output.write_json", full)
+        assert cli.main(CALIBRATE) == cli.MISTAKE and not Path("new").exists()
+    assert "new: no space left" in capsys.readouterr().err and cli.main(CALIBRATE) == 0
 
 
 def test_another_fault_keeps_its_traceback(monkeypatch):

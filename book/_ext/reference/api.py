@@ -89,8 +89,11 @@ def signature(node: ast.AST) -> str:
 
 
 def _function(node: ast.FunctionDef, name: str = "") -> str:
-    """Return name(parameters) -> result, without `self`; long lists get one parameter a line."""
+    """Return name(parameters) -> result, without `self` and private ones; long lists one a line."""
     node.args.args = [arg for arg in node.args.args if arg.arg not in ("self", "cls")]
+    private = [arg.arg.startswith("_") for arg in node.args.kwonlyargs]
+    for values in (node.args.kwonlyargs, node.args.kw_defaults):
+        values[:] = [value for value, hidden in zip(values, private, strict=True) if not hidden]
     given = ast.unparse(node.args)
     returns = f" -> {ast.unparse(node.returns)}" if node.returns and not name else ""
     line = f"{name or node.name}({given}){returns}"

@@ -28,7 +28,7 @@ STEPS = {
     ],
     "Write, and resume": [
         "featcal.calibration.scratch.RunFolder",
-        "featcal.calibration.scratch.write_calibrated",
+        "featcal.calibration.scratch.copy_with",
     ],
     "Measure the result": [
         "featcal.calibration.choose.divergences",
