@@ -199,6 +199,7 @@ def divergences(
 
 def check_labels(labels: Mapping[str, Tensor], tasks: Collection[str]) -> None:
     """Raise UnknownKey or BadSetting unless these are matrices of known tasks' classes."""
+    require(isinstance(labels, Mapping), "labels", type(labels).__name__, "must be a dictionary")
     expected = "must be a finite matrix with a row for each of at least two classes"
     for task, classes in labels.items():
         if task not in tasks:

@@ -195,10 +195,13 @@ def test_tasks_without_names_and_samples_without_tokens_or_halves_are_refused():
     given = experiment(tasks=["a"], count=1)
     numbered = {part: dict(enumerate(given[part].values())) for part in ("experts", "batches")}
     assert "experts: [0] cannot be used" in refused(BadSetting, given | numbered)
+    assert "number of bytes" in refused(BadSetting, given | {"host_memory": "8GiB"})
     assert "has one sample; give two" in refused(BadBatches, given, PAPER.but(ridge="auto"))
     given = families.experiment(FAMILIES["llama"])
     given["batches"]["b"][1]["attention_mask"][2] = 0
     assert "sample 2 of batch 1 is all padding" in refused(BadBatches, given, "auto")
+    given["batches"]["b"][1]["input_ids"][0, 0] = given["base"].config.vocab_size
+    assert "but the model has" in refused(BadBatches, given, "auto")
 
 
 def test_a_folder_appears_whole_or_the_older_one_stays(tmp_path, monkeypatch):
