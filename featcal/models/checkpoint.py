@@ -28,6 +28,7 @@ VARIANT = re.compile(r"model\.([^.]+(?<!-of-\d{5})\.safetensors|safetensors\.ind
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MODULES = "modules.json"  # of a SentenceTransformer: its modules, each in a sub-folder
 ADAPTER = "adapter_config.json"
+PICKLE = re.compile(r"(?!optimizer|scheduler|scaler|rng_state|training_args).*\.(bin|pth?|ckpt)")
 WRAPPED = re.compile(  # names inside wrappers of DDP, TRL, torch.compile, FSDP and peft
     r"(module|pretrained_model)\.|.*\b(_orig_mod|_fsdp_wrapped_module|base_model\.model|base_layer)\."
 )
@@ -69,7 +70,7 @@ def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
     """Return the error of a folder without safetensors, with a way out if it holds a pickle."""
     files = sorted(path.name for path in folder.iterdir() if path.exists())
     way_out = f"give the folder that holds {wanted}, or its shards with their index"
-    if pickles := [name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]:
+    if pickles := list(filter(PICKLE.fullmatch, files)):
         way_out = (
             f"{pickles[0]} is a pickle, which can run code and is not read here: if you trust it, "
             "load it and write it with save_pretrained(folder) or safetensors.torch.save_file"
