@@ -217,7 +217,7 @@ def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
     unnamed = all(name.startswith("label_") or name.isdigit() for name in index_of)
     if len(data.classes) != config.num_labels or not unnamed:
         data_names, model_names = ", ".join(data.classes[:5]), ", ".join(list(index_of)[:5])
-        way_out = "name the classes as the model's config.json does (id2label), with --classes"
+        way_out = "use the model's names (id2label in config.json), or numbers with --classes"
         problem = f"its labels are {data_names}, but the model's are {model_names}"
         raise BadData(data.origin, problem, way_out)
     return list(data.labels)
