@@ -283,8 +283,6 @@ def check(models: Models, batches: TaskBatches, auto: bool) -> None:
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
     """Return the bytes of features to keep on the device and in host memory."""
-    expected = "must be a number of bytes, such as 8 * 2**30"
-    require(not isinstance(host_memory, str), "host_memory", host_memory, expected)
     on_gpu = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if device.type == "cuda" else 0
     return on_gpu, sys.maxsize if host_memory is None else int(host_memory)
 

@@ -226,9 +226,9 @@ def complete(
     if earlier := output.recorded_draws(inputs.merged):
         record["earlier"] = earlier
     output.record_draw(folder, draw, drawn, **record)
-    counts = {task: count for task, (count, _) in drawn.items()}
-    listed = ", ".join(f"{task} {count}" for task, count in counts.items())
-    count_text = listed if len(set(counts.values())) > 1 else next(iter(counts.values()))
+    counts = {count for count, _ in drawn.values()}
+    listed = ", ".join(f"{task} {count}" for task, (count, _) in drawn.items())
+    count_text = listed if len(counts) > 1 else counts.pop()
     rows: dict[str, object] = {"samples of each task": count_text, "split": draw.split}
     rows |= {"seed": draw.seed, "precision": str(draw.dtype).removeprefix("torch.")}
     if draw.tokens:

@@ -195,7 +195,6 @@ def test_tasks_without_names_and_samples_without_tokens_or_halves_are_refused():
     given = experiment(tasks=["a"], count=1)
     numbered = {part: dict(enumerate(given[part].values())) for part in ("experts", "batches")}
     assert "experts: [0] cannot be used" in refused(BadSetting, given | numbered)
-    assert "number of bytes" in refused(BadSetting, given | {"host_memory": "8GiB"})
     assert "has one sample; give two" in refused(BadBatches, given, PAPER.but(ridge="auto"))
     given = families.experiment(FAMILIES["llama"])
     given["batches"]["b"][1]["attention_mask"][2] = 0

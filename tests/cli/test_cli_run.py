@@ -183,12 +183,9 @@ def test_no_memory_is_one_message_and_nothing_half_written(models, capsys, monke
     assert "not enough memory" in message and "--set batch=8" in message
 
 
-def test_a_disk_that_fills_up_at_the_very_end_leaves_no_folder_without_its_record(
-    models, capsys, monkeypatch
-):
+def test_a_disk_that_is_full_at_the_end_leaves_no_half_of_a_folder(models, capsys, monkeypatch):
     with monkeypatch.context() as patch:
-        full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-        patch.setattr("featcal.cli.output.write_json", full)
+        patch.setattr(output, "write_json", Mock(side_effect=OSError(errno.ENOSPC, "")))
         assert cli.main(CALIBRATE) == cli.MISTAKE and not Path("new").exists()
     assert "new: no space left" in capsys.readouterr().err and cli.main(CALIBRATE) == 0
 
