@@ -134,9 +134,7 @@ class MissingTensor(FeatCalError):
     def __init__(self, location: object, name: str, known: Collection[str]):
         near = ", ".join(get_close_matches(name, known, n=3, cutoff=0.0))
         problem = f"no tensor named {name!r}{f'; nearest names: {near}' if near else ''}"
-        way_out = (
-            "give models of one base and class (config.json), saved without a wrapper's prefix"
-        )
+        way_out = "give models of one base and class (config.json), saved without a wrapper's names"
         super().__init__(location, problem, way_out)
 
 
