@@ -108,7 +108,7 @@ def naming(task: str, number: int) -> Iterator[None]:
     """Raise a model's errors about a batch (unknown keyword, wrong image size) as BadBatches."""
     try:
         yield
-    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if out_of_memory(error):
             raise
         problem = f"batch {number} is refused by the model ({one_line(error)})"

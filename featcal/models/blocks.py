@@ -205,7 +205,7 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
             model(**model_call(model, batch))
         try:
             replayed = replay(model, plan, batch)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             if out_of_memory(error):
                 raise
             problem = f"its blocks cannot be run one by one ({one_line(error)})"

@@ -236,14 +236,12 @@ def test_gains_of_rho_and_over_the_merged_model_are_paired_over_samples(study):
     assert line(page, "anchor alone")[-1].startswith("-20.0 ±")
 
 
-UNSEEN = ("open_trivia", "subjectivity")
-
-
 def test_the_table_shows_the_means_of_the_rows_in_git():
     rows = pd.read_csv(RESULTS / "scores/smollm2-chat/scores.csv")
     rows = rows[(rows["method"] == "merged") & (rows["upstream"] == "task_arithmetic")]
     means = rows.set_index("task")["value"]
-    greedy, unseen = means.index.str.endswith("-greedy"), means.index.str.startswith(UNSEEN)
+    greedy = means.index.str.endswith("-greedy")
+    unseen = means.index.str.startswith(("open_trivia", "subjectivity"))
     plain = means.index == "plain_text"
     parts = [~(greedy | unseen | plain), greedy & ~unseen, unseen & ~greedy, plain]
     shown = line(real_models.answers("mini"), "Task Arithmetic")[1:]
