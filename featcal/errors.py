@@ -172,10 +172,8 @@ class BadPlan(FeatCalError):
 
     def __init__(self, model: str, problem: str, way_out: str = ""):
         self.problem = problem
-        default = (
-            "name its list of blocks: --set stack=PATH, or in Python "
-            "plan=featcal.BlockPlan(featcal.Stack('name', blocks='PATH'))"
-        )
+        default = "name its list of blocks: --set stack=PATH, or in Python "
+        default += "plan=featcal.BlockPlan(featcal.Stack('name', blocks='PATH'))"
         super().__init__(model, problem, f"{way_out or default}.")
 
 
@@ -184,10 +182,8 @@ class BadCapture(FeatCalError):
 
     def __init__(self, modules: Sequence[str], problem: str):
         self.modules, self.problem = modules, f"{', '.join(modules)}: {problem}"
-        way_out = (
-            "a linear that is solved must run once per pass, with its input as first positional "
-            "argument; the setting modules chooses those to solve."
-        )
+        way_out = "what is solved must run once per pass, with its input as first positional "
+        way_out += "argument; the settings modules (linears) and norm choose what is solved."
         super().__init__(", ".join(modules), problem, way_out)
 
 
