@@ -262,7 +262,7 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
     streams = {task: BatchStream(batches[task], models.plan, run.spool) for task in models.experts}
     task, stream = next(iter(streams.items()))
     for batch in stream.head():
-        check_plan(models, task, batch, [students[0].handle])
+        check_plan(models.plan, task, batch, [students[0].handle])
     handles = [student.handle for student in students]
     encoder: TaskFeatures = {}
     for source, stack in models.plan.in_order:

@@ -275,7 +275,7 @@ def check(models: Models, batches: TaskBatches, auto: bool) -> None:
         samples = {}
         for task, expert in models.experts.items():
             handles, first = [models.student, expert], islice(batches[task], 1)
-            samples[task] = [check_plan(models, task, batch, handles) for batch in first]
+            samples[task] = [check_plan(models.plan, task, batch, handles) for batch in first]
         run = Run(models, spool, current(), block_drift=False, solve=False)
         sweep_function = sweep_solvable if auto else sweep
         sweep_function(run, [Student(models.student, models.settings)], samples)

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -177,13 +177,13 @@ def lasting(batches: Batches) -> Batches:
     return (tree_map_only(Tensor, Tensor.clone, batch) for batch in copies)
 
 
-def check_plan(models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]) -> Batch:
+def check_plan(plan: BlockPlan, task: str, batch: Batch, handles: Sequence[ModelHandle]) -> Batch:
     """Check that all models replay on two samples; return these. Raises: BadBatches, BadPlan."""
-    check_batch(task, 0, batch, models.student.module)
+    check_batch(task, 0, batch, handles[0].module)
     samples = some_samples(batch, slice(PROVING))
     for handle in handles:
         with naming(task, 0), handle.running() as model:
-            check_replay(model, models.plan, samples)
+            check_replay(model, plan, samples)
     return samples
 
 

@@ -7,10 +7,10 @@ import tiny
 import torch
 import transformers as tf
 from families import FAMILIES, GROUPED, experiment, text
-from tiny import PAPER, TEXT, clip, make, shifted
+from tiny import PAPER, TEXT, clip, make, same_bits, shifted
 from torch import nn
 
-from featcal import BlockPlan, Stack, calibrate
+from featcal import BlockPlan, Stack, calibrate, merge
 from featcal.errors import BadCapture, BadPlan, BadSetting
 from featcal.models import blocks as run
 from featcal.models.modules import is_linear
@@ -56,21 +56,12 @@ def tied_llama():
 class Block(nn.Module):
     """One linear, used as each test wants."""
 
-    def __init__(self, use, norm=None):
+    def __init__(self, use):
         super().__init__()
-        self.fc, self.norm, self.use = nn.Linear(8, 8), norm, use
+        self.fc, self.use = nn.Linear(8, 8), use
 
     def forward(self, x):
-        return self.use(self.fc, x if self.norm is None else self.norm(x))
-
-
-class OddRMSNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(8)), 1e-6
-
-    def forward(self, x):
-        return self.weight**2 * x
+        return self.use(self.fc, x)
 
 
 class Toy(nn.Module):
@@ -84,15 +75,19 @@ class Toy(nn.Module):
         return self.blocks[1](self.between(self.blocks[0](x)))
 
 
-def toy(use, norm=None, **more):
-    return lambda: Toy(lambda: Block(use, norm and norm()), **more)
+def toy(use, **more):
+    return lambda: Toy(lambda: Block(use), **more)
 
 
 SQUEEZE = tf.SqueezeBertConfig(**TEXT, embedding_size=32)
 ALBERT = tf.AlbertConfig(**TEXT, embedding_size=16)
+XMOD = tf.XmodConfig(**TEXT, languages=["en_XX"], default_language="en_XX")
 # keeps gate and up of its experts interleaved, transposed and with biases
 GPT_OSS = tf.GptOssConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)
 FOLDED = toy(lambda fc, x: fc(x.transpose(0, 1)).transpose(0, 1))
+THREE = {"between": lambda x: x[:, [0, 0, 1]]}  # tokens, which blocks need that put out two
+KEY = toy(lambda fc, x: {3: fc}[x.shape[1]](x)[:, 1:], **THREE)
+ATTRIBUTE = toy(lambda fc, x: {3: fc}.get(x.shape[1]).forward(x)[:, 1:], **THREE)
 DOUBLED = toy(lambda fc, x: fc(x), between=lambda x: 2 * x)
 MOSTLY = "of the parameters of 'layers' belong to linears and norms, at least 50% must; "
 MOSTLY += "the largest others: layers.0.mlp.experts.gate_up_proj [4, 32, 128]"
@@ -104,7 +99,9 @@ REFUSED = {
     "DeepSeek V4": (BadPlan, toy(lambda fc, x: fc(x.reshape(2, 3, 1, 8))), "[2, 3, 1, 8], not ("),
     "another axis": (BadSetting, lambda: tf.SqueezeBertModel(SQUEEZE), "SqueezeBertLayerNorm, "),
     "folded": (BadCapture, FOLDED, "blocks.00.fc: its input has shape (3, 2, 8) instead of (2"),
-    "odd norm": (BadSetting, toy(lambda fc, x: fc(x), OddRMSNorm), "OddRMSNorm, neither"),
+    "norms run twice": (BadCapture, lambda: tf.XmodModel(XMOD), "output.LayerNorm: ran twice"),
+    "missing key": (BadPlan, KEY, "cannot be run one by one (2)"),
+    "missing attribute": (BadPlan, ATTRIBUTE, "one by one ('NoneType' object has no"),
     "crosstalk": (BadPlan, DOUBLED, "differs from the model's own forward by"),
 }
 
@@ -117,6 +114,11 @@ def test_models_that_no_plan_expresses_are_refused_with_the_reason(name):
     with pytest.raises(error) as caught:
         calibrate(base, base=base, experts={"a": shifted(base, 1)}, batches=given, settings=PAPER)
     assert said in str(caught.value)
+    if name in ("Albert", "folded", "crosstalk", "norms run twice"):
+        with pytest.raises(BadPlan):
+            merge("lot", base, {"a": base}, batches=given)
+    if name == "norms run twice":  # this method solves linears only
+        assert same_bits(merge("regmean", base, {"a": base}, batches=given), base)
 
 
 def test_a_linear_that_takes_other_rows_is_none_that_is_solved():

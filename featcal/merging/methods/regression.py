@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import CLIPModel
 
 from featcal.calibration import features
+from featcal.calibration.block import BatchStream
 from featcal.calibration.features import StudentTeacherFeatures, TaskFeatures
 from featcal.calibration.observe import BlockSpec, Site, Tokens, row_weights, shared_sites
 from featcal.calibration.scratch import Spool
@@ -34,6 +35,7 @@ from featcal.models.batch import check_tasks
 from featcal.models.blocks import hooked, module_inputs, step
 from featcal.models.modules import normalised, solved_modules
 from featcal.models.plan import Stack, blocks_of, plan_for
+from featcal.models.streamed import InMemoryModel
 from featcal.settings import Fraction, require
 
 TEXTS, IMAGES = 0.1, 0.95  # factors of the Gram matrices off their diagonal
@@ -81,16 +83,17 @@ class ForwardOrder:
             problem = f"{extra[0]} is stored separately, but this method runs blocks that join it"
             way_out = "save all models with save_pretrained(folder, save_original_format=False)"
             raise BadFile(self.job.base[extra[0]].file, problem, way_out)
-        self.plan = plan_for(self.worker)
-        self.batches = {t: features.lasting(self.job.batches[t]) for t in self.job.experts}
-        if len(self.plan.stacks) > 1:  # batches are read once per stack
-            self.batches = {task: list(batches) for task, batches in self.batches.items()}
+        self.plan, given = plan_for(self.worker), self.job.batches
+        # without a limit: all features stay on their device
+        self.spool = Spool(sys.maxsize, sys.maxsize, tempfile.gettempdir())
+        self.batches = {t: BatchStream(given[t], self.plan, self.spool) for t in self.job.experts}
         if isinstance(self.worker, CLIPModel):
             needs = "must have texts too; to merge vision towers, give experts of CLIPVisionModel"
             for batch in chain.from_iterable(self.batches.values()):
                 require("input_ids" in batch, "merge.batches", list(batch), needs)
-        # without a limit: all features stay on their device
-        self.spool = Spool(sys.maxsize, sys.maxsize, tempfile.gettempdir())
+        task, stream = next(iter(self.batches.items()))
+        for batch in stream.head():
+            features.check_plan(self.plan, task, batch, [InMemoryModel(self.worker)])
         self.tokens: dict[str, int] = self.job.record.setdefault("tokens", {})
         self.before: set[int] = set()  # addresses of tensors that run before the blocks
 
@@ -124,7 +127,7 @@ class ForwardOrder:
         sums = []
         for task, expert in self.job.experts.items():
             copy_tensors(expert, self.worker, path)
-            sums.append(sum_block(block, feeder, stack, tasks[task], move=self.per_expert))
+            sums.append(self._sum_block(block, feeder, stack, tasks[task]))
         solved = self._solve_block(path, block, sums)
         merged = {name: tensor.to(self.job.base[name].dtype) for name, tensor in solved}
         for name in self.job.names:
@@ -139,8 +142,38 @@ class ForwardOrder:
                 features.advance(block, stack, carried.teacher)
         return merged
 
+    def _sum_block(
+        self, block: nn.Module, feeder: Stack | None, stack: Stack, task: StudentTeacherFeatures
+    ) -> BlockSums:
+        """Return the sums of one block over a task's batches; move its expert's features past it."""
+        grams, squares = dict[Site, Gram](), dict[str, Tensor]()
+        linears, norms = map(tuple, solved_modules(block, self.norms))
+        spec = BlockSpec(type(block).__name__, stack, linears, norms, every_token, last=False)
+        for number, mask in enumerate(task.masks):
+            hidden, arguments = task.teacher[number]
+            with module_inputs(block, [*linears, *norms]) as inputs:
+                output = step(block, stack, hidden, arguments)
+            fed = arguments[0].get(feeder.feeds) if feeder else None
+            tokens = Tokens(hidden, mask, fed, task.encoder_masks[number])
+            weigh = partial(row_weights, spec, tokens, {})
+            for site, weights in shared_sites(inputs, linears, weigh).items():
+                rows = wide(inputs[site[0]][weights > 0])  # (n, d)
+                zeros = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=SUM_DTYPE)
+                gram = grams.setdefault(site, Gram(zeros, torch.finfo(rows.dtype).eps))
+                add_gram(gram.total, rows)
+                gram.tokens += len(rows)
+            for name in norms:
+                x = inputs[name]
+                z = wide(normalised(block.get_submodule(name), x)[weigh(name, x) > 0])
+                squares[name] = squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
+            if self.per_expert:
+                task.teacher[number] = output
+        for gram in grams.values():
+            mirror(gram.total)
+        return grams, squares
+
     def _solve_block(self, path: str, block: nn.Module, sums: Sequence[BlockSums]) -> NamedTensors:
-        """Yield the weights of a block's linears and, with `norms`, scales of its norms."""
+        """Yield the weights of a block's linears and the scales of its norms that were summed."""
         grams, squares = zip(*sums, strict=True)
         for site in grams[0]:
             names = [f"{path}{linear}.weight" for linear in site]
@@ -150,12 +183,11 @@ class ForwardOrder:
             merged = self.solve(path + site[0], [by_site[site] for by_site in grams], W0, vectors)
             for name, part in zip(names, torch.split(merged, rows), strict=True):
                 yield name, (part.T if name in transposed else part).contiguous()
-        if self.norms:
-            for norm in squares[0]:
-                name = f"{path}{norm}.weight"
-                base, experts = self.job.read(name)
-                tau = lot_scale([by_norm[norm] for by_norm in squares], task_vectors(base, experts))
-                yield name, base.to(SUM_DTYPE) + tau
+        for norm in squares[0]:
+            name = f"{path}{norm}.weight"
+            base, experts = self.job.read(name)
+            tau = lot_scale([by_norm[norm] for by_norm in squares], task_vectors(base, experts))
+            yield name, base.to(SUM_DTYPE) + tau
 
     def _start(
         self, task: str, feeder: Stack | None, stack: Stack, fed: StudentTeacherFeatures | None
@@ -179,37 +211,6 @@ class ForwardOrder:
             first = features.first_features(task, [], *arguments, fed if feeder else None)
         self.tokens[task] = self.tokens.get(task, 0) + first.tokens
         return first
-
-
-def sum_block(
-    block: nn.Module, feeder: Stack | None, stack: Stack, task: StudentTeacherFeatures, move: bool
-) -> BlockSums:
-    """Return the sums of one block over a task's batches, and `move` the features past it."""
-    grams, squares = dict[Site, Gram](), dict[str, Tensor]()
-    linears, norms = solved_modules(block)
-    spec = BlockSpec(type(block).__name__, stack, (*linears,), (*norms,), every_token, last=False)
-    for number, mask in enumerate(task.masks):
-        hidden, arguments = task.teacher[number]
-        with module_inputs(block, [*linears, *norms]) as inputs:
-            output = step(block, stack, hidden, arguments)
-        fed = arguments[0].get(feeder.feeds) if feeder else None
-        tokens = Tokens(hidden, mask, fed, task.encoder_masks[number])
-        weigh = partial(row_weights, spec, tokens, {})
-        for site, weights in shared_sites(inputs, linears, weigh).items():
-            rows = wide(inputs[site[0]][weights > 0])  # (n, d)
-            zeros = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=SUM_DTYPE)
-            gram = grams.setdefault(site, Gram(zeros, torch.finfo(rows.dtype).eps))
-            add_gram(gram.total, rows)
-            gram.tokens += len(rows)
-        for name in norms:
-            x = inputs[name]
-            z = wide(normalised(block.get_submodule(name), x)[weigh(name, x) > 0])
-            squares[name] = squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
-        if move:
-            task.teacher[number] = output
-    for gram in grams.values():
-        mirror(gram.total)
-    return grams, squares
 
 
 @torch.no_grad()
