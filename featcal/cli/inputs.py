@@ -394,6 +394,7 @@ def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
             blocks_of(model, stack)
     except BadPlan as error:
         lists = [n for n, part in model.named_modules() if isinstance(part, ModuleList) and part]
-        choices = f"name one with --set stack=PATH: {', '.join(lists) or 'there is none'}"
+        listed = ", ".join(lists) or "there is none"
+        choices = f"name one with featcal calibrate --set stack=PATH: {listed}"
         raise BadPlan(type(model).__name__, error.problem, choices) from None
     return plan
