@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Kind = Literal["model", "dataset"]
 Columns = Mapping[str, str] | None  # the column of a key of a sample, where its name differs
 SPLITS = ("train", "validation", "test")
+SPLIT_NAMES = (*SPLITS, "training", "val", "valid", "dev", "eval", "testing")  # in small letters
 LOG = logging.getLogger("featcal")
 IMAGE, LABEL = "image", "label"
 NOT_READ = (".heic", ".heif", ".avif", ".jxl", ".svg", ".dng")  # pictures that `datasets` skips
@@ -191,8 +192,9 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
 
 
 def holds_splits(folder: Path) -> bool:
-    """Return whether a folder of pictures has any of the usual splits."""
-    return any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS)
+    """Return whether a folder of pictures has any of the usual splits, or folders called alike."""
+    alike = any(path.name.lower() in SPLIT_NAMES for path in folder.glob("*/"))
+    return alike or any(split_files(folder, split) for split in SPLITS)
 
 
 def pictures_in(folder: Path) -> list[str]:

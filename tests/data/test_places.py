@@ -71,12 +71,13 @@ def test_nothing_is_left_in_the_data_folder_or_in_the_cache(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("read", [open_table, open_pictures, load_text])
 def test_a_missing_split_is_reported_with_the_folders_content(tmp_path, read):
-    with pytest.raises(MissingPath, match="nowhere"):
-        read(Location(tmp_path / "nowhere"), "test")
     parquet(tmp_path / "set", feature=PETS)
     (tmp_path / "set" / f"{'x' * 240}.bin").touch()
-    with pytest.raises(MissingPath, match=r"train[\s\S]*the folder has: test\.parquet") as error:
-        read(Location(tmp_path / "set"), "train")
+    (tmp_path / "named" / "Val").mkdir(parents=True)
+    checkpoints.picture().save(tmp_path / "named" / "Val" / "a.png")
+    for name, content in {"nowhere": "nothing", "named": "Val", "set": r"test\.parquet"}.items():
+        with pytest.raises(MissingPath, match=rf"train[\s\S]*the folder has: {content}") as error:
+            read(Location(tmp_path / name), "train")
     assert "xx … xx" in str(error.value)
 
 
