@@ -173,8 +173,7 @@ def test_only_a_torchvision_without_operators_is_mended(environment, code, befor
     for _ in range(2):
         done = python(environment, SCRIPT)
         assert done.returncode == 0, done.stderr
-    found = {path.stem for path in environment.glob("*torchvision_*")}
-    assert sorted(found) == left
+    assert sorted({path.stem for path in environment.glob("*torchvision_*")}) == left
     stderr = python(environment, "-c", load).stderr
     assert after in stderr and bool(after) == bool(stderr)
 

@@ -307,6 +307,8 @@ class BatchStream:
 
     def head(self) -> list[Batch]:
         """Return the first batch in a list, empty if there is none, without consuming it."""
+        if self._kept:
+            return [self._kept[0]]
         head = list(islice(self._batches, 1))
         self._batches = chain(head, self._batches)
         return head

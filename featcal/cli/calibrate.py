@@ -124,8 +124,9 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     arguments: Any = {"plan": request.plan, "device": device, "dtype": request.draw.dtype}
     arguments |= {"host_memory": keys.host_memory, "work": keys.work, "resume": keys.resume}
     arguments |= {"base": inputs.base, "settings": request.settings, "out": request.out}
-    rows = {task: (draw.samples, request.counts[task]) for task, draw in sorted(draws.items())}
-    arguments["_complete"] = partial(complete, request, rows)
+    if current().first:
+        rows = {task: (draw.samples, request.counts[task]) for task, draw in sorted(draws.items())}
+        arguments["_complete"] = partial(complete, request, rows)
     with whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts:
         try:
             batches = request.batches({task: draws[task] for task in mine})

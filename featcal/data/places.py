@@ -192,9 +192,10 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
 
 
 def holds_splits(folder: Path) -> bool:
-    """Return whether a folder of pictures has any of the usual splits, or folders called alike."""
-    alike = any(path.name.lower() in SPLIT_NAMES for path in folder.glob("*/"))
-    return alike or any(split_files(folder, split) for split in SPLITS)
+    """Return whether a folder of pictures has any of the usual splits, or only ones called alike."""
+    names = {path.name.lower() for path in folder.glob("[!.]*/")}
+    alike = bool(names) and names <= {*SPLIT_NAMES}
+    return alike or any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS)
 
 
 def pictures_in(folder: Path) -> list[str]:

@@ -71,9 +71,12 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
         problem = f"'input_ids' of batch {number} are {ids.dtype} of shape {tuple(ids.shape)}"
         raise BadBatches(task, f"{problem}; expected integers, (samples, tokens)")
     size = getattr(getattr(model, "config", None), "vocab_size", None)
-    if isinstance(size, int) and (ids.min() < 0 or ids.max() >= size):
-        problem = f"'input_ids' of batch {number} go from {ids.min()} to {ids.max()}"
-        raise BadBatches(task, f"{problem}, but the model has {size} tokens; use its tokenizer")
+    if isinstance(size, int):  # some models have further rows, or another table for texts
+        tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
+        size = max([size, *(table.num_embeddings for table in tables)])
+        if ids.min() < 0 or ids.max() >= size:
+            problem = f"'input_ids' of batch {number} go from {ids.min()} to {ids.max()}"
+            raise BadBatches(task, f"{problem}, but the model has {size} tokens; use its tokenizer")
     if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape != ids.shape[:2]:
         problem = f"'attention_mask' of batch {number} is {tuple(mask.shape)}"
         raise BadBatches(task, f"{problem}, but 'input_ids' {tuple(ids.shape)}")

@@ -197,9 +197,10 @@ def test_tasks_without_names_and_samples_without_tokens_or_halves_are_refused():
     assert "experts: [0] cannot be used" in refused(BadSetting, given | numbered)
     assert "has one sample; give two" in refused(BadBatches, given, PAPER.but(ridge="auto"))
     given = families.experiment(FAMILIES["llama"])
+    given["merged"].config.vocab_size = 4  # some models have further rows
     given["batches"]["b"][1]["attention_mask"][2] = 0
     assert "sample 2 of batch 1 is all padding" in refused(BadBatches, given, "auto")
-    given["batches"]["b"][1]["input_ids"][0, 0] = given["base"].config.vocab_size
+    given["batches"]["b"][1]["input_ids"][0, 0] = given["base"].config.vocab_size  # as many as rows
     assert "but the model has" in refused(BadBatches, given, "auto")
 
 

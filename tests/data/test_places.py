@@ -74,7 +74,6 @@ def test_a_missing_split_is_reported_with_the_folders_content(tmp_path, read):
     parquet(tmp_path / "set", feature=PETS)
     (tmp_path / "set" / f"{'x' * 240}.bin").touch()
     (tmp_path / "named" / "Val").mkdir(parents=True)
-    checkpoints.picture().save(tmp_path / "named" / "Val" / "a.png")
     for name, content in {"nowhere": "nothing", "named": "Val", "set": r"test\.parquet"}.items():
         with pytest.raises(MissingPath, match=rf"train[\s\S]*the folder has: {content}") as error:
             read(Location(tmp_path / name), "train")

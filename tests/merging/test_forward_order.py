@@ -20,12 +20,11 @@ FAMILIES = ("t5", "clip", "llama", "gpt2")
 
 def inputs(model, paths, batches):
     """What reaches each module in whole forwards, padding left out: rows by path."""
-
-    def rows(path):
-        reached = ((batch, plain.inputs(model, batch, path)) for batch in batches)
-        return np.concatenate([plain.kept(model, b, path, x, False)[0] for b, x in reached])
-
-    return {path: torch.from_numpy(rows(path)) for path in paths}
+    rows = {
+        path: [plain.kept(model, b, path, plain.inputs(model, b, path), False)[0] for b in batches]
+        for path in paths
+    }
+    return {path: torch.from_numpy(np.concatenate(parts)) for path, parts in rows.items()}
 
 
 def linears(model, below):
@@ -57,8 +56,7 @@ def solve(merged, base, experts, rows, path, rule, factor):
 def by_whole_forwards(arguments, stacks, rule, factor=None):
     base, experts, batches = arguments["base"], arguments["experts"], arguments["batches"]
     merged = tiny.averaged(list(experts.values()))
-    lists = [(path, len(base.get_submodule(path))) for path in stacks.values()]
-    blocks = [f"{path}.{i}" for path, depth in lists for i in range(depth)]
+    blocks = [f"{p}.{i}" for p in stacks.values() for i in range(len(base.get_submodule(p)))]
     if rule != "regmean++":
         paths = [path for block in blocks for path in linears(base, block)]
         rows = {task: inputs(experts[task], paths, batches[task]) for task in experts}
@@ -94,7 +92,10 @@ def test_a_model_equals_whole_forwards_with_hooks(monkeypatch, family, method):
     families.without_float32(monkeypatch, arguments["base"])
     factor = 0.95 if family == "clip" else 0.1  # images; texts
     oracle = by_whole_forwards(arguments, families.FAMILIES[family].stacks, method, factor)
+    checked = []  # that a replay equals the model's forward
+    monkeypatch.setattr("featcal.calibration.features.check_plan", lambda *a: checked.append(a))
     ours = own_merge(method.replace("++", "_plus_plus"), arguments)
+    assert len(checked) == 1
     limit = 1e-8 if method == "lot" else 1e-9
     for name, p in ours.named_parameters():
         if method != "lot" or p.dim() == 2:  # LOT's norms are no mean
