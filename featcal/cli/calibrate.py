@@ -79,7 +79,7 @@ def calibrate(
         require_apart(key, inside, [*inputs.folders, out])
         output.require_writable(key, inside)
     output.require_room(inputs.merged, out, keys.work)
-    draw = keys.draw(samples or options.SAMPLES, seed, dtype, column)
+    draw = keys.draw(samples or options.DEFAULT_SAMPLES, seed, dtype, column)
     names = options.classes_named(classes, inputs.data)
     expected = "is for the choice of settings, which other options set here"
     require(settings == "auto" or not names, "--classes", classes, expected)

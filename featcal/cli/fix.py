@@ -58,7 +58,7 @@ def fix(
     new_folder(out, force, inputs.folders)
     require_room(inputs.merged, out, None)
     keys = options.Running()
-    draw = keys.draw(options.SAMPLES, 42, column=column)
+    draw = keys.draw(options.DEFAULT_SAMPLES, 42, column=column)
     names = options.classes_named(classes, inputs.data)
     request = Calibrating(inputs, keys, draw, device, names, out, "auto")
     if short := {task: count for task, count in request.counts.items() if count < LEAST}:
@@ -73,7 +73,7 @@ def fix(
     draws, rest = {}, {}
     for task, count in request.counts.items():
         held_out = min(MOST, max(FEWEST, int(HELD_OUT * count)))
-        draws[task] = request.rest(task, 0, min(options.SAMPLES, count - held_out))
+        draws[task] = request.rest(task, 0, min(options.DEFAULT_SAMPLES, count - held_out))
         rest[task] = request.rest(task, draws[task].samples, MOST)
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {count} samples, {used}")

@@ -325,7 +325,7 @@ class Request:
         """Return each task's draw of so many samples, else of the default or all there are."""
         if samples:
             return dict.fromkeys(self.inputs.data, self.draw)
-        return {task: self.rest(task, 0, options.SAMPLES) for task in self.inputs.data}
+        return {task: self.rest(task, 0, options.DEFAULT_SAMPLES) for task in self.inputs.data}
 
     def rest(self, task: str, skip: int, most: int, fewest: int = 1, way_out: str = "") -> "Draw":
         """Return the draw of at most `most` samples after the first `skip`. Raises: BadSetting."""

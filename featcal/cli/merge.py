@@ -89,7 +89,7 @@ def merge(
     if inputs.data:
         # the base's folder alone says how texts are prepared
         of_base = replace(inputs, experts=dict.fromkeys(inputs.experts, inputs.base))
-        draw = keys.draw(samples or options.SAMPLES, seed, column=column)
+        draw = keys.draw(samples or options.DEFAULT_SAMPLES, seed, column=column)
         request = Request(of_base, keys, draw, device, {})
         draws = request.draws(samples)
         batches = request.batches(draws)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from featcal.data.batches import Draw
 
 S = TypeVar("S", bound=Settings)
-SAMPLES = 256  # of each task by default, to merge and to calibrate
+DEFAULT_SAMPLES = 256  # of each task, to merge and to calibrate
 Pairs = Iterable[str] | None  # NAME=VALUE arguments of one option
 
 EXPERT = "An expert: a model or a LoRA adapter. Repeatable."

@@ -192,7 +192,7 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
 
 
 def holds_splits(folder: Path) -> bool:
-    """Return whether a folder of pictures has any of the usual splits, or only ones called alike."""
+    """Return whether a folder of pictures has a usual split, or only folders named like one."""
     names = {path.name.lower() for path in folder.glob("[!.]*/")}
     alike = bool(names) and names <= {*SPLIT_NAMES}
     return alike or any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS)

@@ -18,7 +18,7 @@ from featcal import __version__, card, errors
 from featcal.core.precision import exact_products
 from featcal.errors import FeatCalError, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, read_json, require_apart, write_json
-from featcal.merging import registry, sources
+from featcal.merging import sources
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
@@ -267,12 +267,7 @@ def open_merge(
 ) -> OpenedMerge:
     """Open and check the merge that `merge` is asked for. Raises: as `merge`."""
     entry, checked_settings = method_named(method), settings_of(method, settings)
-    for key, value in {"batches": batches, "head": head}.items():
-        data = registry.NEEDS[key]
-        expected = f"must be given: {entry.name} needs {data} of every task"
-        require(value is not None or key not in entry.needs, f"merge.{key}", None, expected)
-        if value is not None and key not in entry.needs:
-            raise FeatCalError(f"merge.{key}", f"{entry.name} uses no {data}", "leave it out")
+    entry.check_needs({"batches": batches, "head": head})
     valid = embeddings in ("merge", "base")
     require(valid, "merge.embeddings", embeddings, "must be merge or base")
     require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")

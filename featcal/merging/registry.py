@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
 
-from featcal.errors import UnknownKey
+from featcal.errors import FeatCalError, UnknownKey
 from featcal.merging import methods
-from featcal.settings import Settings
+from featcal.settings import Settings, require
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +68,15 @@ class Method:
     needs: tuple[str, ...] = ()  # arguments of `merge` that it requires: batches, head
     scaled: bool = False  # `run` yields task vectors τ in float64 for θ₀ + scale · τ
     note: str = ""  # a remark that belongs to its results
+
+    def check_needs(self, arguments: Mapping[str, object]) -> None:
+        """Raise FeatCalError unless batches and head are given exactly if the method uses them."""
+        for key, data in NEEDS.items():
+            needed, given = key in self.needs, arguments[key] is not None
+            expected = f"must be given: {self.name} needs {data} of every task"
+            require(given or not needed, f"merge.{key}", None, expected)
+            if given and not needed:
+                raise FeatCalError(f"merge.{key}", f"{self.name} uses no {data}", "leave it out")
 
 
 METHODS: dict[str, Method] = {}  # the methods loaded so far

@@ -86,7 +86,8 @@ class ForwardOrder:
         self.plan, given = plan_for(self.worker), self.job.batches
         # without a limit: all features stay on their device
         self.spool = Spool(sys.maxsize, sys.maxsize, tempfile.gettempdir())
-        self.batches = {t: BatchStream(given[t], self.plan, self.spool) for t in self.job.experts}
+        stream_of = partial(BatchStream, plan=self.plan, spool=self.spool, digested=False)
+        self.batches = {task: stream_of(given[task]) for task in self.job.experts}
         if isinstance(self.worker, CLIPModel):
             needs = "must have texts too; to merge vision towers, give experts of CLIPVisionModel"
             for batch in chain.from_iterable(self.batches.values()):
