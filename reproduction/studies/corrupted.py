@@ -4,23 +4,23 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from pydantic import PositiveInt
 
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
+from reproduction.engine.examples import examples, write_sheet
 from reproduction.engine.make import make
-from reproduction.engine.samples import damaged, load_split, seen_rows
+from reproduction.engine.samples import damaged, seen_rows
 from reproduction.engine.score import score
 from reproduction.engine.spec import compared_models
 from reproduction.engine.study import StudyResult
 from reproduction.experiments import Comparison, Each, Seeds, Study
-from reproduction.results import CORRUPTED, EXAMPLES, SEEN, Row
+from reproduction.results import CORRUPTED, EXAMPLES, SEEN
 
 Corruption = Literal["gaussian_noise", "motion_blur", "fog"]
 TextCorruption = Literal["typing_errors", "dropped_words", "swapped_words"]
-LARGEST = 96  # pixels of an example: enough to see the damage, small enough for git
 
 
 class CorruptedStudy(Study):
@@ -73,40 +73,12 @@ class CorruptedStudy(Study):
         if self.of_texts:
             pictures, legend, strengths = [], [], damage_strengths()
         else:
-            pictures, legend = examples(setup, self)
+            arguments = (setup, self.damages, self.samples, self.seeds[0])
+            pictures, legend = examples(*arguments)
             strengths = corruption_strengths(pictures[0][0].shape[-1])
         tables = {"corrupted.seen": seen_rows(setup, models, rows), "corrupted.examples": legend}
         return StudyResult(rows, tables, {"strengths": strengths}, pictures=pictures)
 
     @staticmethod
     def finish(folder: Path, result: StudyResult) -> None:
-        """Write examples (3, H, W) as one PNG without gaps; one white pixel for none."""
-        import numpy as np
-        from PIL import Image
-
-        path = folder / "corrupted.examples.png"
-        if not result.pictures:
-            Image.new("RGB", (1, 1), "white").save(path)
-            return
-        sheet = np.ascontiguousarray(np.block(result.pictures).transpose(1, 2, 0))
-        image, side = Image.fromarray(sheet), result.pictures[0][0].shape[1]
-        if side > LARGEST:
-            size = (image.width * LARGEST // side, image.height * LARGEST // side)
-            image = image.resize(size, Image.Resampling.BOX)
-        image.save(path, optimize=True)
-
-
-def examples(setup: Setup, study: CorruptedStudy) -> tuple[list[Any], list[Row]]:
-    """Return pictures of some tasks' first samples, clean and damaged, and a row for each."""
-    from featcal.data.batches import draw_indices
-
-    seed, pictures, legend = study.seeds[0], [], list[Row]()
-    for row, task in enumerate(setup.tasks[1::2]):
-        samples = load_split(setup, task, "train")
-        first = draw_indices(task, len(samples.labels), study.samples, seed)[:1]
-        versions = {"clean": samples}
-        versions |= {name: damaged(task, samples, name, seed) for name in study.damages}
-        pictures.append([version.pixels[first][0] for version in versions.values()])
-        keys = {"task": task, "index": int(first[0]), "row": row}
-        legend += [{**keys, "corruption": n, "column": c} for c, n in enumerate(versions)]
-    return pictures, legend
+        write_sheet(result.pictures, folder / "corrupted.examples.png")

@@ -5,10 +5,8 @@ Here what is added is scaled by s, and the rest by the factor at which the base 
 validation images as with the suite's own shift. Experts are trained anew for every s.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from shutil import copyfile
 from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt
@@ -20,9 +18,7 @@ from reproduction.engine.spec import main_models
 from reproduction.engine.study import StudyResult, score_parts
 from reproduction.experiments import Comparison, Each, Study
 from reproduction.results import OFFSET, Row
-from reproduction.stages.prepare import make_experts, recipes_of
-
-SOURCES = "sources.json"
+from reproduction.stages.prepare import experts_of_images
 
 
 class PatternStudy(Study):
@@ -51,7 +47,7 @@ class PatternStudy(Study):
             gaps = {f: abs(scores[f"{s:g} {f:g}"] - scores["1 1"]) for f in factors[s]}
             factor, name = min(gaps, key=gaps.__getitem__), f"{s:g}"
             shifts[name] = {"moved": factor, "base": scores[f"{s:g} {factor:g}"]}
-            experts = trained_experts(setup, folder / name, {"added": s, "moved": factor})
+            experts = experts_of_images(setup, folder / name, {"added": s, "moved": factor})
             arguments = (setup, folder / name, {"experts": experts}, partial(main_models, self))
             rows += score_parts(f"{self.label} {name}", *arguments, columns={"strength": name})
         return StudyResult(rows, facts={"shifts": shifts})
@@ -69,18 +65,3 @@ def base_accuracy(setup: Setup, added: float, moved: float) -> float:
 
     base = {"base": setup.load(setup.base)}
     return average(task_scores(setup, lambda _: base, read)["base"])
-
-
-def trained_experts(setup: Setup, folder: Path, scales: Mapping[str, float]) -> Path:
-    """Draw images into folder/data and train experts on them; return the folder of these."""
-    from reproduction.mini.images import write_parquet
-
-    context, images, experts = setup.context, folder / "data", folder / "experts"
-    data, seed = context.suite.data, context.suite.expert_seed
-    counts = {split: getattr(data, split) for split in ("train", "validation", "test")}
-    arguments = (data.seed, data.strength, counts, scales)
-    jobs = {task: (task, images / task, *arguments) for task in setup.tasks}
-    context.run("draw", write_parquet, jobs)
-    copyfile(setup.data / SOURCES, images / SOURCES)
-    make_experts(setup, setup.prepared, images, recipes_of(setup, setup.tasks), {seed: experts})
-    return experts

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from featcal.settings import Calibration
 from reproduction.engine.context import Setup
+from reproduction.engine.costs import METHODS, costs
 from reproduction.engine.samples import seen_rows
 from reproduction.engine.score import score
 from reproduction.engine.spec import compared_models, merged_model
 from reproduction.engine.study import StudyResult
 from reproduction.experiments import Comparison, Counts, Seeds, Study
 from reproduction.results import SAMPLES, SEEN
-from reproduction.studies.cost import METHODS, costs
 
 
 class SamplesStudy(Study):

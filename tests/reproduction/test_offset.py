@@ -7,8 +7,8 @@ import torch
 import featcal
 from featcal.errors import BadSetting
 from featcal.models.load import load_as_calibrated, load_tokenizer
+from reproduction.prepare.offset import TABLE, at_positions, with_offsets
 from reproduction.prepare.sources import load_sentences
-from reproduction.studies.offset import TABLE, at_positions, with_offsets
 
 WIDTH, SCALE = 16, 0.3
 FIRSTS = {"a": 0, "b": WIDTH}

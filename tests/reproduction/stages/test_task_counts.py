@@ -8,8 +8,9 @@ import torch
 from featcal.baselines.corrections import ProbSurgery, Surgery
 from featcal.errors import BadSetting
 from featcal.settings import Calibration
+from reproduction.engine.parts import agreement, cut
 from reproduction.experiments import Comparison
-from reproduction.studies.task_counts import TaskCountsStudy, agreement
+from reproduction.studies.task_counts import TaskCountsStudy
 
 TASKS = ("a", "b", "c", "d", "e", "f", "g", "h")
 FEATCAL = Calibration(ridge=1e-6, anchor_blend=2.0, interpolation=0.9)
@@ -21,19 +22,19 @@ STUDY = TaskCountsStudy(comparison=COMPARISON, counts=(2, 4, 8), shuffles=3, **G
 
 
 def test_every_task_is_in_as_many_parts_of_a_count_as_any_other_and_the_whole_pool_is_one_part():
-    parts = STUDY.parts(TASKS)
+    parts = cut(STUDY, TASKS)
     for count in (2, 4):
         subset = {draw: tasks for (size, draw), tasks in parts.items() if size == count}
         assert Counter(task for part in subset.values() for task in part) == dict.fromkeys(TASKS, 3)
         assert list(subset) == list(range(3 * 8 // count))
         assert all(len(part) == count and list(part) == sorted(part) for part in subset.values())
     assert [part for (size, _), part in parts.items() if size == 8] == [TASKS]
-    assert STUDY.parts(TASKS) == parts != STUDY.but(seed=43).parts(TASKS)
+    assert cut(STUDY, TASKS) == parts != cut(STUDY.but(seed=43), TASKS)
 
 
 def test_more_tasks_than_the_pool_has_are_refused_by_name():
     with pytest.raises(BadSetting, match="task_counts.clip_b32-8.counts: 4 .* at most 3"):
-        STUDY.parts(TASKS[:3])
+        cut(STUDY, TASKS[:3])
 
 
 def test_a_task_s_own_classes_are_fewer_answers_than_those_of_all_tasks():
