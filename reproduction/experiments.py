@@ -225,6 +225,7 @@ class Study(Experiment):
 
     scores:        columns of its scores.   tables: columns of other tables, by name.
     described:     whether a file of its settings lies next to them.
+    pictured:      whether its examples do.
     from_prepared: whether it needs models of the stage `prepare`.
     device:        where it computes in place of the suite's.
     """
@@ -233,6 +234,7 @@ class Study(Experiment):
     scores: ClassVar[Sequence[str]] = ()
     tables: ClassVar[Mapping[str, Sequence[str]]] = {}
     described: ClassVar[bool] = True
+    pictured: ClassVar[bool] = False
     from_prepared: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -247,10 +249,6 @@ class Study(Experiment):
     @abstractmethod
     def run(self, setup: Any, folder: Path) -> Any:
         """Return the study's results; models are made below `folder`."""
-
-    @staticmethod
-    def finish(folder: Path, result: Any) -> None:
-        """Write results that are no table."""
 
     def featcal_draw(self, **changes: Any) -> SampleDraw:
         """Return the training samples that FeatCal sees in the study."""

@@ -17,11 +17,11 @@ from sentences import encoder, task
 from vision import dinov2
 
 import pipeline
-from reproduction.engine import context
+from reproduction.engine import context, costs
 from reproduction.engine.workers import fan_out
 from reproduction.experiments import ADAPTER_SETTINGS, ADAPTERS, studies
 from reproduction.stages.command import run_stage
-from reproduction.studies import cost, default, samples
+from reproduction.studies import default, samples
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "book", "suites")
@@ -248,8 +248,8 @@ def fan_out_here(label, function, jobs, *_, **__):
 
 def costs_here(*given):
     """Measure in this process; the study `cost` starts one for each job."""
-    with patch.object(cost, "fan_out", fan_out_here):
-        return cost.costs(*given)
+    with patch.object(costs, "fan_out", fan_out_here):
+        return costs.costs(*given)
 
 
 def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:

@@ -29,18 +29,18 @@ MAY_IMPORT = {  # packages of the library, and single files where not all of a p
     "interchange": FOUNDATION | {"data.images"},
     "cli": FOUNDATION | {"data", "calibration", "merging", "evaluation", "interchange"},
 }
-KNOWN = {"experiments", "theory", "results"}
+KNOWN = {"experiments", "results"}
 REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may import the library
     "reproduction": set(),
     "experiments": {"results"},
-    "theory": set(),
+    "theory": {"engine.context", "engine.samples", "results"},
     "report": {"results"},
     "results": set(),
     "language": {"prepare", "mini"},
     "mini": {"experiments", "prepare.tasks", "prepare.texts"},
     "prepare": KNOWN,
     "profiling": set(),
-    "engine": KNOWN | {"language", "prepare"},
+    "engine": KNOWN | {"language", "prepare", "profiling"},
     "field": KNOWN | {"prepare", "engine"},
     "studies": KNOWN
     | {
@@ -48,9 +48,8 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
         "field",
         "mini.images",
         "prepare",
-        "profiling",
-        "stages.measure",
         "stages.prepare",
+        "theory",
     },
     "doctor": KNOWN | {"engine.context", "language", "report.paper", "prepare"},
     "stages": KNOWN | {"engine", "mini", "prepare", "report.artifact"},

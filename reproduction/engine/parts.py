@@ -43,7 +43,7 @@ def write_expert(study: Any, setup: Setup, task: str, experts: Path) -> None:
     """Write the features of a task's expert on its scored samples to experts/<task>.safetensors."""
     from safetensors.torch import save_file
 
-    from reproduction.stages.measure import projected
+    from reproduction.engine.features import projected
 
     arguments = setup.projection(), unseen(setup, study, task), ADAPTER_BATCH
     features = projected(setup.load(setup.expert(task)), *arguments, f"expert of {task}")
@@ -105,7 +105,7 @@ def part_scores(
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters
-    from reproduction.stages.measure import projected
+    from reproduction.engine.features import projected
 
     heads, all_tasks = load_file(setup.heads), replace(setup, only=()).tasks
     student = setup.load(model.folder) if model.folder else None

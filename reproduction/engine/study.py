@@ -8,6 +8,7 @@ from typing import Any
 
 from featcal.files import atomic_folder, write_json
 from reproduction.engine.context import Setup, load_context, pick
+from reproduction.engine.examples import write_sheet
 from reproduction.engine.make import make
 from reproduction.engine.score import score
 from reproduction.engine.spec import ModelSpec
@@ -21,7 +22,7 @@ class StudyResult:
     """The results of a study.
 
     tables: rows of tables other than the scores.   facts: for the settings file.
-    record: for the run record.   pictures: what the study's `finish` draws.
+    record: for the run record.   pictures: examples, in rows.
     """
 
     scores: Sequence[Row] = ()
@@ -52,7 +53,8 @@ def run_study(name: str, key: str) -> None:
             write_rows(folder / f"{table}.csv", result.tables.get(table, ()), columns)
         if kind.described:
             write_json(folder / f"{name}.settings.json", facts)
-        kind.finish(folder, result)
+        if kind.pictured:
+            write_sheet(result.pictures, folder / f"{name}.examples.png")
 
 
 def make_and_score(

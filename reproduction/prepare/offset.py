@@ -5,60 +5,50 @@ plus s·δₜ and expert t has its own without it. So every expert answers as be
 task share a constant that the merged model does not undo, and nothing is trained.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from featcal.core import generator
+from featcal.models.load import load_as_calibrated, save_model
 from featcal.settings import require
-from reproduction.engine.context import Setup
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from reproduction.prepare.sources import SentenceSet
+from reproduction.prepare.sources import TOKENS, SentenceSet
 
 TABLE = "embeddings.position_embeddings.weight"
 
 
-def first_positions(setup: Setup) -> dict[str, int]:
+def first_positions(tasks: Iterable[str]) -> dict[str, int]:
     """Return the first position of every task's texts."""
-    from reproduction.prepare.sources import TOKENS
-
-    return {task: TOKENS * number for number, task in enumerate(setup.tasks)}
+    return {task: TOKENS * number for number, task in enumerate(tasks)}
 
 
-def at_positions(firsts: Mapping[str, int], task: str, samples: "SentenceSet") -> "SentenceSet":
+def at_positions(firsts: Mapping[str, int], task: str, samples: SentenceSet) -> SentenceSet:
     return replace(samples, first=firsts[task])
 
 
-def offset_models(setup: Setup, strength: float, seed: int, out: Path) -> dict[str, Path]:
-    """Write base and experts with offsets; return their folders."""
-    import torch
-
-    from featcal.core import generator
-    from reproduction.prepare.sources import TOKENS
-
-    firsts, offsets = first_positions(setup), {}
-    embeddings = setup.load(setup.base).get_input_embeddings().weight.detach().cpu()
+def offset_models(
+    base: Path, experts: Mapping[str, Path], strength: float, seed: int, out: Path
+) -> dict[str, Path]:
+    """Write base and experts with offsets into out/<strength>; return their folders."""
+    firsts, offsets, out = first_positions(experts), {}, out / f"{strength:g}"
+    embeddings = load_as_calibrated(base).get_input_embeddings().weight.detach()
     size = float(embeddings.std()) * strength
     for task, first in firsts.items():
         draws = generator(task, "offset", seed)
         offsets[first] = size * torch.randn(embeddings.shape[1], generator=draws)
     for task, first in firsts.items():
-        with_offsets(setup.expert(task), out / "experts" / task, offsets, first, TOKENS)
-    base = with_offsets(setup.base, out / "base", offsets, None, TOKENS)
-    return {"base": base, "experts": out / "experts"}
+        with_offsets(experts[task], out / "experts" / task, offsets, first, TOKENS)
+    moved = with_offsets(base, out / "base", offsets, None, TOKENS)
+    return {"base": moved, "experts": out / "experts"}
 
 
 def with_offsets(
-    model: Path, out: Path, offsets: Mapping[int, "Tensor"], skipped: int | None, width: int
+    model: Path, out: Path, offsets: Mapping[int, Tensor], skipped: int | None, width: int
 ) -> Path:
     """Write a model whose first positions repeat from each number on, plus all but one offset."""
-    import torch
-
-    from featcal.models.load import load_as_calibrated, save_model
-
     module, end = load_as_calibrated(model), max(offsets) + width
     table = module.get_parameter(TABLE)
     expected = f"must be at most {len(table)}, the positions of {model}"

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from featcal.baselines.adapters import Adapters
 from featcal.core.moments import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
-from featcal.evaluation.accuracy import projected_features, require_finite
 from featcal.files import atomic_folder
 from featcal.models.batch import Batch, Batches, padding_mask, unit_length
 from featcal.models.blocks import block_outputs, model_call
@@ -22,6 +21,7 @@ from featcal.models.load import evaluation_mode
 from featcal.models.modules import is_linear
 from featcal.models.plan import BlockPlan, Stack, blocks_of, part_of, plan_for
 from reproduction.engine.context import Setup, load_context, pick
+from reproduction.engine.features import projected
 from reproduction.engine.samples import load_split
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import MeasureRun, role_and_pool
@@ -129,16 +129,6 @@ def drift_row(block: str, tokens: Drift, first: Drift) -> Row:
 def evenly_spaced(count: int, limit: int) -> list[int]:
     """Return at most `limit` indices, evenly over `count` samples, which may be sorted by class."""
     return list(range(count)) if count <= limit else [i * count // limit for i in range(limit)]
-
-
-def projected(
-    model: nn.Module, projection: Tensor | None, samples: Any, size: int, location: str
-) -> Tensor:
-    """Return features (n, p) as they leave the projection, on the CPU. Raises: NotFinite."""
-    batches = samples.batches(None, size)
-    features = torch.cat([projected_features(model, projection, batch).cpu() for batch in batches])
-    require_finite(features, location)
-    return features
 
 
 def alignment_row(line: Row, features: Tensor, expert: Tensor) -> Row:

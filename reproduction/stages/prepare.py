@@ -189,25 +189,6 @@ def make_experts(
     context.run("expert", write_expert, jobs)
 
 
-def experts_of_images(setup: Setup, folder: Path, scales: Mapping[str, float]) -> Path:
-    """Draw images into folder/data and train experts on them; return the folder of these.
-
-    scales: as of reproduction.mini.images.shifted.
-    """
-    from reproduction.mini.images import write_parquet
-    from reproduction.prepare.sources import SOURCES
-
-    data, seed = setup.context.suite.data, setup.context.suite.expert_seed
-    counts = {split: getattr(data, split) for split in ("train", "validation", "test")}
-    images, experts = folder / "data", folder / "experts"
-    arguments = (data.seed, data.strength, counts, scales)
-    jobs = {task: (task, images / task, *arguments) for task in setup.tasks}
-    setup.context.run("draw", write_parquet, jobs)
-    shutil.copyfile(setup.data / SOURCES, images / SOURCES)
-    make_experts(setup, setup.prepared, images, recipes_of(setup, setup.tasks), {seed: experts})
-    return experts
-
-
 def _files(data: Path, tasks: Iterable[str]) -> list[Path]:
     return [file for task in tasks for file in sorted((data / task).glob("*.*"))]
 

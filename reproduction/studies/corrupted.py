@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
-from reproduction.engine.examples import examples, write_sheet
+from reproduction.engine.examples import examples
 from reproduction.engine.make import make
 from reproduction.engine.samples import damaged, seen_rows
 from reproduction.engine.score import score
@@ -31,6 +31,7 @@ class CorruptedStudy(Study):
     """
 
     scores = CORRUPTED
+    pictured = True
     tables: ClassVar = {"corrupted.seen": SEEN, "corrupted.examples": EXAMPLES}
     upstream: str
     comparison: Comparison
@@ -73,12 +74,7 @@ class CorruptedStudy(Study):
         if self.of_texts:
             pictures, legend, strengths = [], [], damage_strengths()
         else:
-            arguments = (setup, self.damages, self.samples, self.seeds[0])
-            pictures, legend = examples(*arguments)
+            pictures, legend = examples(setup, self.damages, self.samples, self.seeds[0])
             strengths = corruption_strengths(pictures[0][0].shape[-1])
         tables = {"corrupted.seen": seen_rows(setup, models, rows), "corrupted.examples": legend}
         return StudyResult(rows, tables, {"strengths": strengths}, pictures=pictures)
-
-    @staticmethod
-    def finish(folder: Path, result: StudyResult) -> None:
-        write_sheet(result.pictures, folder / "corrupted.examples.png")

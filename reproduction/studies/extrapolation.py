@@ -163,7 +163,7 @@ def best_of(models: Sequence[ModelSpec]) -> list[ModelSpec]:
 def mean_divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> float:
     """Return the mean over tasks of KL(expert's answers ‖ model's) on held-out samples."""
     from featcal.data.batches import draw_indices
-    from reproduction.stages.measure import projected
+    from reproduction.engine.features import projected
 
     projection, student, total = setup.projection(), setup.load(model.folder), 0.0
     for task, head in setup.scaled_heads().items():

@@ -38,10 +38,10 @@ class OffsetStudy(Study):
         yield from compared_models(self, folder, *ADAPTERS)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        firsts, rows = first_positions(setup), list[Row]()
+        firsts, rows = first_positions(setup.tasks), list[Row]()
         moved = replace(setup, change=partial(at_positions, firsts))
         selection = Selection("test", self.scored, self.seed)
-        jobs = {f"{s:g}": (setup, s, self.seed, folder / f"{s:g}") for s in self.strengths}
+        jobs = {f"{s:g}": (setup.base, setup.experts, s, self.seed, folder) for s in self.strengths}
         parts_by_strength = setup.context.run(f"{self.label} models", offset_models, jobs)
         for name, parts in parts_by_strength.items():
             args, columns = (moved, folder / name, parts, self.models), {"strength": name}
