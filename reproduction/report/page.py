@@ -96,8 +96,7 @@ def _fragile(verdicts: list[Verdict | None]) -> str:
 
 def board(verdicts: Verdicts) -> PageOutput:
     """List all claims in the order of claims.yaml, for the filter of book/_static/filter.js."""
-    html = verdict_table(claims(), verdicts, "All claims", "fc-claims fc-filtered", True)
-    return PageOutput(html)
+    return PageOutput(verdict_table(claims(), verdicts, "All claims", whole=True))
 
 
 def location_link(location: str) -> str:
@@ -108,15 +107,11 @@ def location_link(location: str) -> str:
 
 
 def verdict_table(
-    chosen: Sequence[Claim],
-    verdicts: Verdicts,
-    caption: str,
-    kind: str = "fc-claims",
-    whole: bool = False,
+    chosen: Sequence[Claim], verdicts: Verdicts, caption: str, whole: bool = False
 ) -> str:
     """List claims with the paper's numbers, and the verdict and measured values of each source.
 
-    The whole list omits measured values where a claim's own page lists them.
+    whole: the list of all claims, which omits measured values where a claim's own page lists them.
     """
     columns_run = {source: column for source, column in verdicts.items() if any(column[0])}
     head = ["Claim", "The paper’s numbers", *(source.title for source in columns_run)]
@@ -130,6 +125,7 @@ def verdict_table(
         cells = [_cell(claim, at_settings, whole) for at_settings in row]
         sentence = f"{escape(claim.sentence)}<small>{where}</small>"
         rows.append((classes, [sentence, printed or "–", *cells]))
+    kind = "fc-claims fc-filtered" if whole else "fc-claims"
     return table(head, rows, f"{caption}. {BOTH}; ¹ one seed; ○ not run.", kind)
 
 
@@ -241,7 +237,7 @@ def in_doubt(claim: Claim) -> list[str]:
                 doubted = set(entry.cells) - {*entry.corrected} if entry.kind != "change" else ()
                 same_row = entry.table == number and entry.row == row and entry.model in ("", model)
                 if same_row and column in doubted:
-                    reasons[f"Table {int(number[-2:])}: {entry.reason}"] = None
+                    reasons[f"{paper.table_name(number)}: {entry.reason}"] = None
     return list(reasons)
 
 
@@ -249,7 +245,7 @@ def _printed_cell(claim: Claim, side: dict[str, Any]) -> tuple[tuple[str, ...], 
     """Return the printed row of one side, as arguments of `paper_row`, and its column."""
     experiment = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
     is_own_table = claim.table and experiment == (claim.role, claim.pool)
-    number = claim.table if is_own_table else (paper.PRINTED | paper.TEXT_PRINTED)[experiment]
+    number = claim.table if is_own_table else paper.PRINTED[experiment]
     upstream, method = str(side["upstream"]), str(side["method"])
     domain = str(side.get("setting", "")) if method == "expert" else ""  # an expert's own row
     column = str((claim.where | side).get("task", paper.AVERAGE))

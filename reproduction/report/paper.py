@@ -26,11 +26,9 @@ _COLUMNS = {printed: task for task, printed in _TITLES.items()} | {"Avg.": AVERA
 _WORDS = {
     "simple_averaging": "average", "pretrained": "base", "finetuned": "expert", "probsurgery": "prob_surgery",
 }  # fmt: skip
-PRINTED = {  # which printed table has the accuracies of a role and pool, task by task
+PRINTED = {  # which table has the scores of a role and pool, task by task; two models may share one
     ("clip_b32", "8"): "table01", ("clip_l14", "8"): "table07", ("clip_b32", "14"): "table08", ("clip_l14", "14"): "table09",
     ("clip_b32", "20"): "table10", ("clip_l14", "20"): "table11",
-}  # fmt: skip
-TEXT_PRINTED = {  # the same of language models; two share a table
     ("flan_t5_base", "glue"): "table03", ("flan_t5_large", "glue"): "table03", ("llama_3b", "mergebench"): "table04",
     ("llama_8b", "mergebench"): "table04",
 }  # fmt: skip
@@ -101,6 +99,11 @@ def paper_row(
 def title_of(task: str) -> str:
     """Return the heading of a task's column; empty for a task that the paper lacks."""
     return _TITLES.get(task) or (TEXT_SETS | IMAGE_SETS).get(task, {}).get("name", "")
+
+
+def table_name(number: str) -> str:
+    """Return how a table is called: Table 1 for table01."""
+    return f"Table {int(number.removeprefix('table'))}"
 
 
 def experiment_name(role: str, pool: str) -> str:

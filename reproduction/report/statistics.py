@@ -196,15 +196,13 @@ def lead(left: Estimate, right: Estimate) -> tuple[float, float]:
     return result.value, result.noise
 
 
-Bits = npt.NDArray[np.bool_]
-WeightedRows = tuple[float, pd.DataFrame]  # a weight, and the rows of one model
-KEPT = ("value", "count", "correct")  # columns of scores or of correctness that name no row
+RESULTS = ("value", "count", "correct")  # columns of scores or of correctness that name no row
 ROUNDED = 1e-4  # values have four decimals
 _AGAIN = "write the result files again: dvc repro"
 
 
 @lru_cache(maxsize=4096)
-def bits(text: str, count: int) -> Bits:
+def bits(text: str, count: int) -> npt.NDArray[np.bool_]:
     """Return which of `count` samples were right, from the text that `results.packed` wrote."""
     try:
         right = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8)).astype(bool)
@@ -219,7 +217,7 @@ def bits(text: str, count: int) -> Bits:
 
 def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Return scores with the column `correct`; empty where a metric counts no single row."""
-    keys = [column for column in scores.columns if column in correct and column not in KEPT]
+    keys = [column for column in scores.columns if column in correct and column not in RESULTS]
     if correct.duplicated(keys).any():
         raise BadFile(path, "two rows are about the same model and task", _AGAIN)
     merged = scores.merge(correct[[*keys, "correct"]], on=keys, how="left").fillna({"correct": ""})
@@ -237,10 +235,9 @@ def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.
 
 
 def paired_variances(
-    parts: Sequence[WeightedRows], tasks: Iterable[Hashable]
+    parts: Sequence[tuple[float, pd.DataFrame]], tasks: Iterable[Hashable]
 ) -> dict[Hashable, float | None]:
-    """Return the variance of Σ wₖ·meanₖ from the test rows of each task.
-
+    """Return the variance of Σ wₖ·meanₖ from the test rows of each task. parts: wₖ, rows of model k.
     With cᵢ = Σ wₖ·xₖᵢ/Tₖ, where xₖᵢ in percent says whether model k got row i right (its mean over
     seeds) and Tₖ is how many tasks the model's mean is over: s²(c)/n. For two models of one seed each,
     c counts discordant rows only (McNemar). None where the correctness of some row is unknown, or the

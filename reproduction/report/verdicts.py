@@ -23,7 +23,7 @@ from reproduction.report.claims import (
     studied_setting,
 )
 from reproduction.report.evidence import MEASURED, Evidence, select
-from reproduction.report.paper import PRINTED, REAL, TEXT_PRINTED, VISION
+from reproduction.report.paper import PRINTED, REAL, VISION
 from reproduction.report.tables import UPSTREAMS, settings_shown
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
@@ -104,8 +104,7 @@ def sources(suite: str) -> tuple[EvidenceSource, ...]:
         EvidenceSource("real_language", "SmolLM2, chats", suite, printed, Claim.on_language_model),
         EvidenceSource(suite, TITLES.get(suite, f"{suite} suite"), suite, both),
     ]
-    experiments = (PRINTED | TEXT_PRINTED) if suite != PAPER else {}
-    if any(Evidence(PAPER, role, pool).was_run for role, pool in experiments):
+    if suite != PAPER and any(Evidence(PAPER, role, pool).was_run for role, pool in PRINTED):
         result.append(EvidenceSource(PAPER, TITLES[PAPER], PAPER, printed))
     return tuple(result)
 

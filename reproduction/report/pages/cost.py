@@ -16,11 +16,10 @@ import pandas as pd
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.figures import figure_output, stacked
 from reproduction.report.html import PageOutput, TableRow, folded, mean_cell, note, table, tabulate
-from reproduction.report.paper import model_name, model_title, paper_table
+from reproduction.report.paper import model_name, model_title, paper_table, table_name
 from reproduction.report.statistics import difference, estimate
-from reproduction.report.tables import NAMES, method_settings, settings_of
+from reproduction.report.tables import ADAPTERS, NAMES, method_settings, settings_of
 
-ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
 HEAD = ["Time (s)", "Times FeatCal’s", "GPU energy (Wh)", "Peak host memory (MiB)"]
 MEASURES = {"seconds": 1, "energy_wh": 2, "memory_mib": 0}  # decimals
 ROWS = {  # of Table 5: the paper's three in its order, then rows that the paper lacks
@@ -49,7 +48,7 @@ WORDS = {
 def times(*experiments: Evidence) -> PageOutput:
     """Return the time of each way to calibrate as a multiple of FeatCal's, printed and measured."""
     paper = paper_table("table05").set_index("method")["seconds"]
-    columns = {"The paper, A800 GPU": {(m, "each_step"): float(paper[m]) for m in ORDER[:2]}}
+    columns = {"The paper, A800 GPU": {(m, "each_step"): float(paper[m]) for m in ADAPTERS}}
     columns["The paper, A800 GPU"][FEATCAL] = float(paper["featcal"])
     for data in experiments:
         measured = {key: costs["seconds"] for key, costs in _single_costs(data).items() if costs}
@@ -78,8 +77,8 @@ def _single_costs(data: Evidence) -> dict[tuple[str, str], Costs]:
 def averages(data: Evidence) -> PageOutput:
     """Return Table 13: means over all numbers of samples and seeds."""
     runs = select(data.table("samples.run"), {"setting": settings_of(data)[-1]})
-    labels = {m: ROWS[m, "once"] + method_settings(data, "samples", m) for m in ORDER}
-    costs = {labels[m]: _means(select(runs, {"method": m})) for m in ORDER}
+    labels = {m: ROWS[m, "once"] + method_settings(data, "samples", m) for m in NAMES}
+    costs = {labels[m]: _means(select(runs, {"method": m})) for m in NAMES}
     title = f"Means over all numbers of {data.inputs} and seeds"
     return _costs(costs, labels["featcal"], title, data, "samples.run")
 
@@ -122,12 +121,14 @@ def printed_costs(name: str) -> PageOutput:
     """Return a printed table of costs, in a fold; memory in MiB."""
     names = {"stage_seconds": "seconds", "peak_cpu_rss_gib": "cpu_rss_gib"}
     frame, rows = paper_table(name).set_index("method").rename(columns=names), []
-    for method in ORDER:
+    for method, label in NAMES.items():
         row, featcal = frame.loc[method], frame.loc["featcal"]
         cells = [f"{row['seconds']:g}", f"{row['seconds'] / featcal['seconds']:.1f}×"]
         cells += [f"{row['gpu_energy_wh']:.1f}", f"{row['cpu_rss_gib'] * 1024:.0f}"]
-        rows.append([NAMES[method], *cells])
-    caption = f"The paper’s Table {int(name[-2:])}, as printed, memory from GiB: CLIP-ViT-B/32 on an A800 GPU"
+        rows.append([label, *cells])
+    caption = (
+        f"The paper’s {table_name(name)}, as printed, memory from GiB: CLIP-ViT-B/32 on an A800 GPU"
+    )
     return folded(table(["Method", *HEAD], rows, caption))
 
 
@@ -135,7 +136,7 @@ def audit(*experiments: Evidence) -> PageOutput:
     """Return the accuracy of the adapters as published after fewer steps than all."""
     steps = sorted({step for data in experiments for step in data.table("cost")["step"]})
     rows = []
-    for data, method in product(experiments if steps else (), ORDER[:2]):
+    for data, method in product(experiments if steps else (), ADAPTERS):
         keys = ({"method": method, "step": step} for step in steps)
         averages = [estimate(select(data.table("cost"), key)) for key in keys]
         label = f"{NAMES[method]} <small>{model_name(data.role, data.suite)}</small>"

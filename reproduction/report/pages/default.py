@@ -17,7 +17,7 @@ from reproduction.report.figures import COLOURS, figure_output, stacked
 from reproduction.report.html import PageOutput, change, mean_cell, tabulate
 from reproduction.report.paper import IMAGES, LANGUAGE, REAL, SECOND, VISION
 from reproduction.report.statistics import Estimate, estimate, highest, lead
-from reproduction.report.tables import ADAPTERS, MERGERS, NAMES
+from reproduction.report.tables import ADAPTERS, MERGERS, NAMES, average
 
 SOURCES = (
     (VISION, "8"), (REAL, "8"), (SECOND, "8"), LANGUAGE, (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
@@ -46,8 +46,7 @@ class Case:
 
     def score(self, method: str, setting: str = "") -> Estimate | None:
         """Return the average of a method over tasks and draws."""
-        columns = {"upstream": self.merger, "samples": self.samples, "method": method}
-        return estimate(select(self.data.table("default"), columns | {"setting": setting}))
+        return average(self.data, (self.merger, method, setting), "default", samples=self.samples)
 
     @property
     def merged(self) -> Estimate | None:

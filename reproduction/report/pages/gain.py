@@ -18,7 +18,7 @@ INGREDIENTS = (
     "without_bias", "without_norm", "without_task_weights", "without_forward_order", "without_interpolation",
     "without_extrapolation",
 )  # fmt: skip
-ADAPTERS = ("suite", "suite_train", "suite_scored", "paper", "paper_train")  # settings
+ADAPTER_SETTINGS = ("suite", "suite_train", "suite_scored", "paper", "paper_train")
 MERGERS_BY_ROLE = {  # mergers that the questions are asked of, by role
     VISION: ("task_arithmetic", "tsv_merge"), REAL: STUDIED, IMAGES: STUDIED,
 }  # fmt: skip
@@ -26,16 +26,16 @@ SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same samples",
     "regmean_plus_plus": "RegMean++, same samples", "without_bias": "biases unchanged", "without_norm": "norms unchanged",
     "without_task_weights": "tasks not weighted", "without_forward_order": "merger’s features",
-    "without_interpolation": "α = 1", "without_extrapolation": "ρ = 1", "surgery": "Surgery",
-    "prob_surgery": "ProbSurgery", "suite": "in proportion, unlabelled", "suite_train": "in proportion, train",
+    "without_interpolation": "α = 1", "without_extrapolation": "ρ = 1",
+    "suite": "in proportion, unlabelled", "suite_train": "in proportion, train",
     "suite_scored": "in proportion, scored", "paper": "published size, unlabelled",
-    "paper_train": "published size, train", tables.SHIFT: "mean shift",
+    "paper_train": "published size, train",
 }  # fmt: skip
+NAMES = tables.NAMES | {tables.SHIFT: "mean shift"}
 LOOKS: dict[str, dict[str, Any]] = {
     REAL: {"color": "#009E73", "marker": "D"}, IMAGES: {"color": "#0072B2", "marker": "o"},
     "clip_l14": {"color": "#D55E00", "marker": "s", "markerfacecolor": "white"},
 }  # fmt: skip  # Okabe and Ito
-POOLS = ("8", *tables.LARGER)
 BOTH = (REAL, IMAGES)  # models of the studies of the number of tasks, and of the interventions
 OFFSETS = {  # by method and setting: colour, marker, words
     ("expert", ""): ("#555555", "x", "experts"), ("merged", ""): (INK, "s", "task arithmetic"),
@@ -66,47 +66,48 @@ def controls_of(suite: str, upstream: str) -> dict[tables.Key, str]:
         rows |= {(name, "merged", ""): SHORT[name] for name in ("regmean", "regmean_plus_plus")}
         rows |= {(upstream, "featcal", name): f"FeatCal, {SHORT[name]}" for name in INGREDIENTS}
     for setting, samples in ((main, "unlabelled"), (f"{main}_train", "train")):
-        rows[upstream, tables.SHIFT, setting] = f"{SHORT[tables.SHIFT]}, {samples}"
-    for method, setting in product(("surgery", "prob_surgery"), ADAPTERS):
-        rows[upstream, method, setting] = f"{SHORT[method]}, {SHORT[setting]}"
+        rows[upstream, tables.SHIFT, setting] = f"{NAMES[tables.SHIFT]}, {samples}"
+    for method, setting in product(tables.ADAPTERS, ADAPTER_SETTINGS):
+        rows[upstream, method, setting] = f"{NAMES[method]}, {SHORT[setting]}"
     return rows
 
 
 def questions(suite: str) -> PageOutput:
     """List the margins between pairs of rows, by model and merger."""
     columns = [(role, merger) for role, mergers in MERGERS_BY_ROLE.items() for merger in mergers]
-    by_column = [_pairs(Evidence(suite, role, "8")) for role, _ in columns]
-    rows = []
-    for answers in zip(*by_column, strict=True):
-        cells = [escape(answers[0][0])]
-        for (role, merger), (_, *sides) in zip(columns, answers, strict=True):
-            keys = ((upstream or merger, *rest) for upstream, *rest in sides)
-            cells.append(margin(*(tables.average(Evidence(suite, role, "8"), key) for key in keys)))
-        rows.append(cells)
+    cells: dict[str, list[str]] = {}
+    for role, merger in columns:
+        data = Evidence(suite, role, "8")
+        for question, pair in _pairs(data, merger).items():
+            averages = (tables.average(data, key) for key in pair)
+            cells.setdefault(question, []).append(margin(*averages))
+    rows = [[escape(question), *margins] for question, margins in cells.items()]
     head = (f"{tables.MERGERS[merger]}, {SOURCES[role]}" for role, merger in columns)
     caption = "Margins of the average (points); tie: at most two standard errors"
     return tabulate(["First minus second", *head], rows, caption, "fc-long")
 
 
-def _pairs(data: Evidence) -> list[tuple[str, tables.Key, tables.Key]]:
-    """Return each question with the two rows that answer it; upstream "" is the column's merger."""
+def _pairs(data: Evidence, merger: str) -> dict[str, tuple[tables.Key, tables.Key]]:
+    """Return the two rows that answer each question about one merger."""
     main = tables.settings_of(data)[-1]
-    featcal, same_samples = ("", "featcal", main), f"{main}_train"
-    return [
-        ("FeatCal, its anchor alone", featcal, ("", "anchor", "")),
-        ("FeatCal, the merger at its best scale", featcal, ("", "rescaled", "")),
-        ("FeatCal, FeatCal with ρ = 1", featcal, ("", "featcal", "without_extrapolation")),
-        ("FeatCal, FeatCal on the merger’s features", featcal, ("", "featcal", "without_forward_order")),
-        ("FeatCal, FeatCal with α = 1", featcal, ("", "featcal", "without_interpolation")),
-        ("FeatCal, FeatCal without weights of tasks", featcal, ("", "featcal", "without_task_weights")),
-        ("FeatCal with ρ = 1, the merger", ("", "featcal", "without_extrapolation"), ("", "merged", "")),
-        ("FeatCal, RegMean on the same samples", featcal, ("regmean", "merged", "")),
-        ("FeatCal, RegMean++ on the same samples", featcal, ("regmean_plus_plus", "merged", "")),
-        ("FeatCal, mean shift on the same samples", featcal, ("", tables.SHIFT, same_samples)),
-        ("Mean shift, the merger", ("", tables.SHIFT, same_samples), ("", "merged", "")),
-        ("FeatCal, Surgery on the same samples", featcal, ("", "surgery", same_samples)),
-        ("FeatCal, ProbSurgery on the same samples", featcal, ("", "prob_surgery", same_samples)),
-    ]  # fmt: skip
+    merged, featcal, train = (merger, "merged", ""), (merger, "featcal", main), f"{main}_train"
+    without_extrapolation = (merger, "featcal", "without_extrapolation")
+    mean_shift = (merger, tables.SHIFT, train)
+    return {
+        "FeatCal, its anchor alone": (featcal, (merger, "anchor", "")),
+        "FeatCal, the merger at its best scale": (featcal, (merger, "rescaled", "")),
+        "FeatCal, FeatCal with ρ = 1": (featcal, without_extrapolation),
+        "FeatCal, FeatCal on the merger’s features": (featcal, (merger, "featcal", "without_forward_order")),
+        "FeatCal, FeatCal with α = 1": (featcal, (merger, "featcal", "without_interpolation")),
+        "FeatCal, FeatCal without weights of tasks": (featcal, (merger, "featcal", "without_task_weights")),
+        "FeatCal with ρ = 1, the merger": (without_extrapolation, merged),
+        "FeatCal, RegMean on the same samples": (featcal, ("regmean", "merged", "")),
+        "FeatCal, RegMean++ on the same samples": (featcal, ("regmean_plus_plus", "merged", "")),
+        "FeatCal, mean shift on the same samples": (featcal, mean_shift),
+        "Mean shift, the merger": (mean_shift, merged),
+        "FeatCal, Surgery on the same samples": (featcal, (merger, "surgery", train)),
+        "FeatCal, ProbSurgery on the same samples": (featcal, (merger, "prob_surgery", train)),
+    }  # fmt: skip
 
 
 def dots(merger: str, suite: str) -> PageOutput:
@@ -141,21 +142,21 @@ def shares(suite: str) -> PageOutput:
     """List the recovered share of the gap by number of tasks, here and in the paper's tables."""
     main, rows = studied_setting(suite), []
     series = [("featcal", setting) for setting in tables.settings_shown(suite)]
-    series += product(("surgery", "prob_surgery", tables.SHIFT), (main, f"{main}_train"))
+    series += product((*tables.ADAPTERS, tables.SHIFT), (main, f"{main}_train"))
     for merger, (method, setting) in product(("average", "task_arithmetic"), series):
-        experiments = (Evidence(suite, *experiment) for experiment in product(BOTH, POOLS))
+        experiments = (Evidence(suite, *experiment) for experiment in product(BOTH, tables.POOLS))
         values = [tables.recovered_share(data, merger, method, setting) for data in experiments]
         printed = method != tables.SHIFT and setting == ("paper" if method == "featcal" else main)
         for number in ("table01", "table08", "table10"):
             paper_share = tables.paper_recovered(number, merger, corrected=True, method=method)
             values.append(paper_share if printed else None)
         if any(value is not None for value in values):
-            name = (tables.NAMES | {tables.SHIFT: "Mean shift"})[method]
+            name = (NAMES | {tables.SHIFT: "Mean shift"})[method]
             small = "unlabelled" if method != "featcal" else tables.SETTING_LABELS[setting]
             small = "FeatCal’s samples" if setting.endswith("_train") else small
             cells = ("–" if value is None else f"{value:.0f}" for value in values)
             rows.append([f"{name}<small>{tables.UPSTREAMS[merger]}, {small}</small>", *cells])
-    columns = product((*(SOURCES[role] for role in BOTH), "the paper"), POOLS)
+    columns = product((*(SOURCES[role] for role in BOTH), "the paper"), tables.POOLS)
     head = ["From", *(f"{source}, {pool} tasks" for source, pool in columns)]
     caption = "Share of the gap between merger and experts that is recovered (%); the paper’s from its averages, corrected"
     return tabulate(head, rows, caption, "fc-long")
@@ -172,7 +173,7 @@ def by_number(suite: str) -> PageOutput:
         shares = {n: tables.gap_share(*(mean.get(n) for mean in means)) for n in means[1].index}
         curve = {n: mean for n, mean in shares.items() if mean is not None}
         if curve:
-            label = f"{SHORT.get(method, 'FeatCal')}, {SOURCES[role]}"
+            label = f"{NAMES[method]}, {SOURCES[role]}"
             curves.append((curve, role, method, label))
     if not curves:
         return figure_output(None, title)
@@ -189,11 +190,8 @@ def by_number(suite: str) -> PageOutput:
 def drift_parts(suite: str) -> PageOutput:
     """Split the squared drift of final features into each task's mean and the rest."""
     rows = []
-    names = {
-        "merged": "Task arithmetic",
-        "featcal": tables.NAMES["featcal"],
-        tables.SHIFT: "Mean shift",
-    } | tables.NAMES
+    names = {"merged": "Task arithmetic", "featcal": "FeatCal", tables.SHIFT: "Mean shift"}
+    names |= tables.NAMES
     for role, (method, name) in product(BOTH, names.items()):
         key = tables.model_key("task_arithmetic", method, studied_setting(suite))
         method_rows = tables.rows_of(Evidence(suite, role, "8"), key, "task_counts")

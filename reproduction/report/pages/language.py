@@ -8,7 +8,7 @@ import pandas as pd
 from reproduction.report import paper, tables
 from reproduction.report.claims import LLAMAS
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import PageOutput, compact, estimate_cell, margin, tabulate
+from reproduction.report.html import PageOutput, TableRow, compact, estimate_cell, margin, tabulate
 from reproduction.report.pages.accuracies import printed_gain, printed_share, share_of
 from reproduction.report.pages.reproduced import against_printed
 from reproduction.report.statistics import estimate
@@ -28,8 +28,6 @@ LEGEND = "Arrows: against task arithmetic. Bold: best of what was merged."
 OWN_TESTS = {  # domain → the tests of its own
     "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
 }  # fmt: skip
-MERGED: tables.Key = (MERGER, "merged", "")
-ANCHOR: tables.Key = (MERGER, "anchor", "paper")
 
 
 def experiments(number: str, suite: str) -> list[Evidence]:
@@ -39,7 +37,7 @@ def experiments(number: str, suite: str) -> list[Evidence]:
 
 def answer(number: str, suite: str) -> PageOutput:
     """Return FeatCal minus task arithmetic and minus the better adapter, printed and measured."""
-    rows = []
+    rows: list[TableRow] = []
     for data in experiments(number, suite):
         model = paper.PAPER_MODELS[data.role]
         cells = [printed_gain(number, MERGER, ["merged"], model)]
@@ -58,9 +56,8 @@ def answer(number: str, suite: str) -> PageOutput:
     return tabulate(head, rows, caption)
 
 
-def _gain_row(label: str, data: Evidence, setting: str) -> tuple[str, list[str]]:
-    cells = [*tables.gains(data, MERGER, setting), share_of(data, MERGER, setting)]
-    return "", [label, *cells]
+def _gain_row(label: str, data: Evidence, setting: str) -> list[str]:
+    return [label, *tables.gains(data, MERGER, setting), share_of(data, MERGER, setting)]
 
 
 def _real_models(number: str, suite: str) -> list[tuple[str, Evidence, tuple[str, str]]]:
@@ -107,7 +104,7 @@ def printed(number: str) -> PageOutput:
         _, model_rows = tables.paper_rows(number, model)
         model_rows = _printed_experts(model) if number == "table14" else model_rows
         rows += [_heading(paper.PAPER_NAMES[role]), *model_rows]
-    caption = f"The paper’s Table {int(number[-2:])}, as printed"
+    caption = f"The paper’s {paper.table_name(number)}, as printed"
     return tables.printed_table(rows, paper.TEXT_TASKS[MODELS[number][0][1]], caption)
 
 
@@ -117,7 +114,7 @@ def anchors(number: str, suite: str) -> PageOutput:
     models = [(paper.model_name(data.role, suite), data, ("paper", data.role)) for data in both]
     for label, data, (setting, role) in models + _real_models(number, suite):
         ridge, blend = map(compact, paper.PAPER_SETTINGS[role])
-        keys = (MERGED, ANCHOR, (MERGER, "featcal", setting))
+        keys = ((MERGER, "merged", ""), (MERGER, "anchor", "paper"), (MERGER, "featcal", setting))
         merged, anchor, featcal = (tables.average(data, key) for key in keys)
         cells = [*map(estimate_cell, (merged, anchor, featcal))]
         cells += [margin(anchor, merged), margin(featcal, anchor)]

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report import figures, tables
-from reproduction.report.evidence import Evidence, select
+from reproduction.report.evidence import Evidence
 from reproduction.report.html import PageOutput, folded, margin, note, table, tabulate
 from reproduction.report.pages import reproduced
 from reproduction.report.paper import AVERAGE, REAL, model_name, model_title, paper_table
@@ -28,16 +28,18 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
     rows = []
     for data in experiments:
         merged = tables.average(data, (UPSTREAM, "merged", ""), "samples")
-        surgery, prob_surgery, *calibrated = _methods(data)
-        for method, setting in calibrated:
-            budgets = _rows(data, method, setting)["samples"]
+        surgery, prob_surgery, *calibrated = _models(data)
+        for key in calibrated:
+            budgets = tables.rows_of(data, key, "samples")["samples"]
             few, many = budgets.min(), budgets.max()
-            featcal = {n: _estimate_at(data, method, setting, n) for n in (few, many)}
+            featcal = {n: tables.average(data, key, "samples", samples=n) for n in (few, many)}
             cells = [margin(featcal[few], merged), margin(featcal[many], featcal[few])]
             for n, score in featcal.items():
-                adapters = (_estimate_at(data, *adapter, n) for adapter in (surgery, prob_surgery))
+                adapters = (
+                    tables.average(data, k, "samples", samples=n) for k in (surgery, prob_surgery)
+                )
                 cells.append(margin(score, highest(adapters)))
-            at = f"<small>{few} and {many} per task, {tables.SHORT[setting]}</small>"
+            at = f"<small>{few} and {many} per task, {tables.SHORT[key[2]]}</small>"
             rows.append([f"{model_title(data.role, data.suite)} {at}", *cells])
     head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
     head.append("− better adapter, most")
@@ -45,28 +47,21 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
     return tabulate(head, rows, caption, "fc-long", "not run")
 
 
-def _methods(data: Evidence) -> list[tuple[str, str]]:
-    """Return the rows of Table 12, method and setting: adapters, then FeatCal, printed first."""
+def _models(data: Evidence) -> list[tables.Key]:
+    """Return the rows of Table 12: both adapters, then FeatCal where it was run, printed first."""
     settings = tables.settings_of(data)
-    adapters = [(method, settings[-1]) for method in tables.ADAPTERS]
-    return adapters + [("featcal", s) for s in settings if len(_rows(data, "featcal", s))]
-
-
-def _rows(data: Evidence, method: str, setting: str) -> pd.DataFrame:
-    key = {"upstream": UPSTREAM, "setting": setting, "method": method}
-    return select(data.table("samples"), key)
-
-
-def _estimate_at(data: Evidence, method: str, setting: str, samples: int) -> Estimate | None:
-    return estimate(select(_rows(data, method, setting), {"samples": samples}))
+    adapters = [(UPSTREAM, method, settings[-1]) for method in tables.ADAPTERS]
+    featcal = [(UPSTREAM, "featcal", setting) for setting in settings]
+    return adapters + [key for key in featcal if len(tables.rows_of(data, key, "samples"))]
 
 
 def mean_accuracies(data: Evidence) -> pd.DataFrame:
     """Return average accuracy (%) of every method and number of samples, and its deviation."""
     means = []
-    for key in _methods(data):
-        groups = ((n, estimate(size_rows)) for n, size_rows in _rows(data, *key).groupby("samples"))
-        means += [(*key, n, mean.mean, mean.spread) for n, mean in groups if mean]
+    for key in _models(data):
+        for n, rows in tables.rows_of(data, key, "samples").groupby("samples"):
+            if mean := estimate(rows):
+                means.append((*key[1:], n, mean.mean, mean.spread))
     columns = ["method", "setting", "samples", "mean", "sd"]
     return pd.DataFrame(means, columns=columns).astype({"sd": float})
 
@@ -122,7 +117,8 @@ def compared_means(data: Evidence) -> list[reproduced.Compared]:
     cells = []
     for _, cell in paper_table("table12").iterrows():
         method, n = cell["method"], cell["samples_per_task"]
-        if value := _estimate_at(data, method, tables.settings_of(data)[0], n):
+        key = (UPSTREAM, method, tables.settings_of(data)[0])
+        if value := tables.average(data, key, "samples", samples=n):
             row, printed = tables.METHODS[method], float(cell["mean"])
             errors = {"spread": float(cell["std"]), "seeds": 3}
             cells.append(reproduced.Compared(row, f"n = {n}", value, printed, **errors))
@@ -171,11 +167,10 @@ def _name(kind: str) -> str:
 
 def after_damage(data: Evidence, method: str, kind: str, setting: str = "") -> Estimate | None:
     """Return the mean over tasks from one kind of samples, or over all kinds."""
-    rows = select(data.table("corrupted"), {"upstream": UPSTREAM, "method": method})
-    if method != "merged":
-        rows = select(rows, {"setting": setting or tables.settings_of(data)[-1]})
+    key = tables.model_key(UPSTREAM, method, setting or tables.settings_of(data)[-1])
     if kind != AVERAGE:
-        return estimate(select(rows, {"corruption": kind}))
+        return tables.average(data, key, "corrupted", corruption=kind)
+    rows = tables.rows_of(data, key, "corrupted")
     return estimate(rows) if set(rows["corruption"]) == set(kinds(data)) else None
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from reproduction.report.claims import claims, studied_setting
 from reproduction.report.evidence import Evidence, select
@@ -112,7 +111,7 @@ def figure(panel: str, role: str, suite: str) -> PageOutput:
         return figure_output(None, panel)
     draw, panels, height = PANELS[panel]
     with stacked(panels, height * panels) as (figure, axes):
-        draw(figure, axes, lines, points)
+        draw(axes, lines, points)
         return figure_output(figure, panel)
 
 
@@ -135,9 +134,7 @@ def pair_of_bars(axes: Axes, values: pd.Series, index: int, **options: Any) -> N
     axes.bar(positions, values, width=0.36, **options)
 
 
-def decomposition(
-    figure: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame
-) -> None:
+def decomposition(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw drift after every block, stacked from the parts of Proposition 1."""
     for ax, method in zip(axes, MODELS, strict=True):
         base = 0.0
@@ -150,10 +147,11 @@ def decomposition(
         ax.set(ylabel="drift (% of the\nexpert's features)")
     axes[1].sharey(axes[0])
     axes[1].set_xlabel("after block")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    entries = axes[0].get_legend_handles_labels()
+    axes[0].figure.legend(*entries, loc="outside lower center", ncols=2)
 
 
-def propagation(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
+def propagation(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw where final drift comes from, and how fast the quadrature converges."""
     origin, nodes = axes
     for i, method in enumerate(MODELS):
@@ -178,7 +176,7 @@ def propagation(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.Data
     nodes.legend(loc="lower left")
 
 
-def bounds(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
+def bounds(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw three bounds against the actual changes."""
     growth, scores, losses = axes
     drifts = select(points, {"statement": "proposition_5"})
@@ -207,7 +205,7 @@ def bounds(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame
         ax.legend(loc="lower right")
 
 
-def margins(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
+def margins(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw the largest score change over half the expert's lead, by whether the answer stayed."""
     changes = select(points, {"statement": "margin"})
     ratio = np.log10((changes["actual"] / changes["bound"].clip(lower=1e-9)).clip(1e-2, 1e3))
@@ -236,7 +234,7 @@ def margins(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFram
     axes[1].set_xlabel("largest score change / half the expert's lead")
 
 
-def solved_inputs(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
+def solved_inputs(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw how far a linear's inputs move after its solution, and its fit before and after."""
     moved, fits = axes
     kinds = (("stale", "stale features", "merged"), ("forward", "forward order", "featcal"))
@@ -255,7 +253,7 @@ def solved_inputs(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.Da
     fits.legend(fontsize=10)
 
 
-Drawing = Callable[[Figure, list[Axes], pd.DataFrame, pd.DataFrame], None]
+Drawing = Callable[[list[Axes], pd.DataFrame, pd.DataFrame], None]
 PANELS: dict[str, tuple[Drawing, int, float]] = {  # panels, and the height of each
     "decomposition": (decomposition, 2, 3.0), "propagation": (propagation, 2, 3.2), "bounds": (bounds, 3, 3.6),
     "margins": (margins, 2, 3.0), "sources": (solved_inputs, 2, 3.2),
