@@ -165,6 +165,16 @@ class Evidence:
         columns = ["task", "cosine", "cosine_noise", "accuracy", "accuracy_noise"]
         return pd.DataFrame(rows, columns=columns)
 
+    @property
+    def model_name(self) -> str:
+        """Return the name of the model in titles: the paper's, or the model in its role."""
+        return paper.model_name(self.role, self.suite)
+
+    @property
+    def model_title(self) -> str:
+        """Return the same for the beginning of a heading."""
+        return self.model_name[0].upper() + self.model_name[1:]
+
     def title(self, task: str) -> str:
         """Return the title of a task's column or axis: the paper's name if it has one."""
         facts = suite_record(self.suite, self.folder).get("tasks", [])

@@ -121,12 +121,6 @@ def model_name(role: str, suite: str) -> str:
     return name if suite == "paper" else f"{kind}, in the role of {name}"
 
 
-def model_title(role: str, suite: str) -> str:
-    """Return the capitalised name of a model, for headings."""
-    name = model_name(role, suite)
-    return name[0].upper() + name[1:]
-
-
 @dataclass(frozen=True)
 class Erratum:
     """One printed row whose cells cannot all be right."""

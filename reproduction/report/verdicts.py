@@ -119,18 +119,7 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     if claim.kind == "spreads":
         return _judge_spread(claim, side_rows(claim, side_columns(claim.left), setting, evidence))
     if claim.kind in ("together", "apart"):
-        frame, sides = evidence.table(claim.file), []
-        for side in map(side_columns, (claim.left, claim.right)):
-            run_at = _setting_run(frame, side["method"], setting, claim.kind, claim.file)
-            sides.append(side | {"setting": run_at})
-        gains = evidence.gains(*sides)
-        if gains.empty:
-            return Verdict(claim, "not run")
-        if claim.kind == "together":
-            word, margin, noise, detail = statistics.gains_correlate(gains)
-        else:
-            word, margin, noise, detail = statistics.gains_oppose(gains, evidence.title)
-        return Verdict(claim, word, margin, noise, True, "", detail)
+        return _judge_gains(claim, setting, evidence)
     compared = measured_sum(claim, setting, evidence)
     if compared is None:
         return Verdict(claim, "not run")
@@ -151,6 +140,22 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
         claim, word if compared.has_error else "one run", margin, compared.noise, compared.one_run,
         compared.pairing, detail, seed_noise=2 * math.sqrt(compared.seed_variance),
     )  # fmt: skip
+
+
+def _judge_gains(claim: Claim, setting: str, evidence: Evidence) -> Verdict:
+    """Judge if gains in cosine and in accuracy go together over tasks, or apart on some task."""
+    frame, sides = evidence.table(claim.file), []
+    for side in map(side_columns, (claim.left, claim.right)):
+        run_at = _setting_run(frame, side["method"], setting, claim.kind, claim.file)
+        sides.append(side | {"setting": run_at})
+    gains = evidence.gains(*sides)
+    if gains.empty:
+        return Verdict(claim, "not run")
+    if claim.kind == "together":
+        word, margin, noise, detail = statistics.gains_correlate(gains)
+    else:
+        word, margin, noise, detail = statistics.gains_oppose(gains, evidence.title)
+    return Verdict(claim, word, margin, noise, one_run=True, detail=detail)
 
 
 def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim] | None:
@@ -305,4 +310,4 @@ def _judge_spread(claim: Claim, rows: pd.DataFrame) -> Verdict:
     blocks = rows.groupby("block")[claim.measure].mean()
     large, count = int((blocks >= SHARE * blocks.max()).sum()), len(blocks)
     detail = f"{large} of {count} blocks"
-    return Verdict(claim, "one run", large - count / 2, 0.0, False, "", detail)
+    return Verdict(claim, "one run", large - count / 2, 0.0, detail=detail)

@@ -20,7 +20,7 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
     head = ["FeatCal after", "The paper: − merger", "− better adapter"]
     settings: set[str] = set()
     for data in experiments:
-        head += [f"{paper.model_title(data.role, data.suite)}: − merger", "− better adapter"]
+        head += [f"{data.model_title}: − merger", "− better adapter"]
         settings |= {*tables.settings_of(data)}
     rows = []
     for (upstream, name), setting in product(tables.UPSTREAMS.items(), sorted(settings)):
@@ -60,7 +60,7 @@ def printed_gain(
 
 def measured(data: Evidence) -> PageOutput:
     """Return the accuracy table of one experiment in the paper's order of rows."""
-    caption = f"Top-1 accuracy (%) on test {data.inputs} — {paper.model_name(data.role, data.suite)}.{tables.settings_note(data)} {LEGEND}"
+    caption = f"Top-1 accuracy (%) on test {data.inputs} — {data.model_name}.{tables.settings_note(data)} {LEGEND}"
     titles = {task: data.title(task) for task in data.tasks}
     html = tables.accuracy_table(tables.accuracy_rows(data), titles, caption)
     number = paper.PRINTED.get((data.role, data.pool), "")

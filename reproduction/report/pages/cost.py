@@ -16,7 +16,7 @@ import pandas as pd
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.figures import figure_output, stacked
 from reproduction.report.html import PageOutput, TableRow, folded, mean_cell, note, table, tabulate
-from reproduction.report.paper import model_name, model_title, paper_table, table_name
+from reproduction.report.paper import paper_table, table_name
 from reproduction.report.statistics import difference, estimate
 from reproduction.report.tables import ADAPTERS, NAMES, method_settings, settings_of
 
@@ -52,7 +52,7 @@ def times(*experiments: Evidence) -> PageOutput:
     columns["The paper, A800 GPU"][FEATCAL] = float(paper["featcal"])
     for data in experiments:
         measured = {key: costs["seconds"] for key, costs in _single_costs(data).items() if costs}
-        columns[f"{model_title(data.role, data.suite)}, CPU"] = measured
+        columns[f"{data.model_title}, CPU"] = measured
     rows = [[name] for name in ROWS.values()]
     for seconds, (cells, key) in product(columns.values(), zip(rows, ROWS, strict=True)):
         time = seconds.get(key, math.nan)
@@ -92,7 +92,7 @@ def _costs(
     by_label: dict[str, Costs], relative_to: str, title: str, data: Evidence, kind: str
 ) -> PageOutput:
     """Return a table of costs with the machine below it."""
-    name, known = model_name(data.role, data.suite), [c for c in by_label.values() if c]
+    name, known = data.model_name, [c for c in by_label.values() if c]
     if not known:
         return PageOutput(note(f"○ not run: no times — {name}."))
     featcal, rows = by_label[relative_to].get("seconds", math.nan), []
@@ -139,7 +139,7 @@ def audit(*experiments: Evidence) -> PageOutput:
     for data, method in product(experiments if steps else (), ADAPTERS):
         keys = ({"method": method, "step": step} for step in steps)
         averages = [estimate(select(data.table("cost"), key)) for key in keys]
-        label = f"{NAMES[method]} <small>{model_name(data.role, data.suite)}</small>"
+        label = f"{NAMES[method]} <small>{data.model_name}</small>"
         rows.append([label, *map(mean_cell, averages)])
     caption = "Average top-1 accuracy (%) of the adapters as published after so many steps"
     head = ["Adapter", *(f"{step} steps" for step in steps)]

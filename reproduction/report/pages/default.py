@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby, product
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -16,7 +17,7 @@ from reproduction.report.evidence import Evidence, read_scores, select
 from reproduction.report.figures import COLOURS, figure_output, stacked
 from reproduction.report.html import PageOutput, change, mean_cell, tabulate
 from reproduction.report.paper import IMAGES, LANGUAGE, REAL, SECOND, VISION
-from reproduction.report.statistics import Estimate, estimate, highest, lead
+from reproduction.report.statistics import Estimate, estimate, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, NAMES, average
 
 SOURCES = (
@@ -34,6 +35,13 @@ MISSING = "no scores of the default"
 # rows of ideas that the library no longer has, and of the settings that each was added to
 DROPPED = Path(__file__).parents[1] / "dropped.csv"
 IDEAS = ("held-out α", "no harm", "two sweeps", "attention", "Ledoit–Wolf λ", "earlier search")
+
+
+class Best(NamedTuple):
+    """The best of several models: its name and average; no average where none was run."""
+
+    name: str
+    score: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -57,19 +65,20 @@ class Case:
         return self.score("featcal", "auto")
 
     @property
-    def fixed(self) -> tuple[str, Estimate | None]:
-        """Return the best fixed setting and its average."""
+    def fixed(self) -> Best:
+        """Return the best fixed setting."""
         return _best({title: self.score("featcal", name) for name, title in SETTINGS.items()})
 
     @property
-    def adapter(self) -> tuple[str, Estimate | None]:
-        """Return the better tuned adapter, and its average."""
+    def adapter(self) -> Best:
+        """Return the better tuned adapter."""
         return _best({NAMES[name]: self.score(name) for name in ADAPTERS})
 
 
-def _best(estimates: dict[str, Estimate | None]) -> tuple[str, Estimate | None]:
-    best = highest(estimates.values())
-    return next((name for name, score in estimates.items() if score and score is best), ""), best
+def _best(estimates: dict[str, Estimate | None]) -> Best:
+    means = {name: score.mean for name, score in estimates.items() if score}
+    name = max(means, key=lambda name: means[name], default="")
+    return Best(name, estimates.get(name))
 
 
 def cases(suite: str, most_drawn: bool = False) -> list[Case]:
@@ -88,13 +97,13 @@ def answer(suite: str) -> PageOutput:
     """Compare the default with merged model, fixed settings and adapters, by merger and model."""
     rows = []
     for case in cases(suite, most_drawn=True):
-        (fixed, best), (adapter, other) = case.fixed, case.adapter
         model = f"{SHORT[case.data.role]}, n = {case.samples}"
         cells = [f"{MERGERS.get(case.merger, case.merger)}<small>{model}</small>"]
         cells += map(mean_cell, (case.merged, case.score("featcal", "paper"), case.auto))
         cells.append(change(case.auto, case.merged))
-        cells += [f"{mean_cell(best)}<small>{fixed}</small>", change(case.auto, best)]
-        cells += [f"{mean_cell(other)}<small>{adapter}</small>", change(case.auto, other)]
+        for best in (case.fixed, case.adapter):
+            cells.append(f"{mean_cell(best.score)}<small>{best.name}</small>")
+            cells.append(change(case.auto, best.score))
         rows.append(cells)
     head = ["Merged with", "Merged", "Printed settings", "Default", "Default − merged"]
     head += ["Best fixed setting", "Default − it", "Better adapter", "Default − it"]
@@ -110,9 +119,9 @@ def expected(suite: str) -> PageOutput:
     rows = []
     for role, role_cases in groupby(cases(suite), key=lambda case: case.data.role):
         cases_run = [(auto, case) for case in role_cases if (auto := case.auto)]
-        fixed = [lead(auto, best) for auto, case in cases_run if (best := case.fixed[1])]
+        fixed = [lead(auto, best) for auto, case in cases_run if (best := case.fixed.score)]
         merged = [lead(auto, start) for auto, case in cases_run if (start := case.merged)]
-        adapter = [lead(auto, best) for auto, case in cases_run if (best := case.adapter[1])]
+        adapter = [lead(auto, best) for auto, case in cases_run if (best := case.adapter.score)]
         if cases_run:
             cells = [len(cases_run), sum(gap >= -CLOSE for gap, _ in fixed)]
             cells.append(sum(gap + room < 0 for gap, room in merged))
@@ -161,9 +170,9 @@ def by_samples(suite: str, role: str) -> PageOutput:
         return figure_output(None, title)
     lines = {
         "default": (lambda case: case.auto, {"color": COLOURS["featcal"], "marker": "^"}),
-        "better adapter": (lambda case: case.adapter[1], {"color": COLOURS["surgery"], "marker": "s", "ls": "--"}),
+        "better adapter": (lambda case: case.adapter.score, {"color": COLOURS["surgery"], "marker": "s", "ls": "--"}),
         "best fixed setting": (
-            lambda case: case.fixed[1], {"color": COLOURS["expert"], "marker": "o", "ls": ":", "mfc": "none"},
+            lambda case: case.fixed.score, {"color": COLOURS["expert"], "marker": "o", "ls": ":", "mfc": "none"},
         ),
         "merged": (lambda case: case.merged, {"color": COLOURS["merged"], "ls": "-."}),
     }  # fmt: skip

@@ -46,7 +46,7 @@ def answer(number: str, suite: str) -> PageOutput:
         label = f"{paper.PAPER_NAMES[data.role]} <small>the paper</small>"
         rows.append(("fc-merger", [label, *cells]))
         for setting in tables.settings_shown(suite):
-            label = f"{paper.model_title(data.role, suite)} <small>{tables.SHORT[setting]}</small>"
+            label = f"{data.model_title} <small>{tables.SHORT[setting]}</small>"
             rows.append(_gain_row(label, data, setting))
     for label, data, (setting, _) in _real_models(number, suite):
         rows.append(_gain_row(label, data, setting))
@@ -84,7 +84,7 @@ def _model_blocks(
     """Return the rows of both sizes below each other, each block below its model's name."""
     both, rows = experiments(number, suite), []
     for data in both:
-        rows += [_heading(paper.model_name(data.role, suite)), *rows_of(data)]
+        rows += [_heading(data.model_name), *rows_of(data)]
     pool = both[0].pool
     run = {task for data in both if data.was_run for task in data.tasks}
     titles = {t: both[0].title(t) for t in paper.TEXT_TASKS[pool] if t in run or not run}
@@ -111,7 +111,7 @@ def printed(number: str) -> PageOutput:
 def anchors(number: str, suite: str) -> PageOutput:
     """Return averages of task arithmetic, of FeatCal's anchor alone and of FeatCal."""
     both, rows = experiments(number, suite), []
-    models = [(paper.model_name(data.role, suite), data, ("paper", data.role)) for data in both]
+    models = [(data.model_name, data, ("paper", data.role)) for data in both]
     for label, data, (setting, role) in models + _real_models(number, suite):
         ridge, blend = map(compact, paper.PAPER_SETTINGS[role])
         keys = ((MERGER, "merged", ""), (MERGER, "anchor", "paper"), (MERGER, "featcal", setting))
@@ -166,7 +166,7 @@ def won_and_lost(suite: str) -> PageOutput:
         scores, tests = data.table("scores"), OWN_TESTS[domain]
         cells = [_printed_change(paper.PAPER_MODELS[data.role], domain, inside) for inside in sides]
         cells += [_expert_change(scores, domain, tests, inside) for inside in sides]
-        name = f"{_expert_name(domain)} <small>{paper.model_name(data.role, suite)}</small>"
+        name = f"{_expert_name(domain)} <small>{data.model_name}</small>"
         rows.append([name, *cells])
     data = Evidence(suite, *paper.LANGUAGE)
     for task in data.expert_tasks:

@@ -43,8 +43,10 @@ def names_and_keys(methods: dict[tuple[str, str], str]) -> Iterator[tuple[str, t
 
 def by_samples(data: Evidence, key: tables.Key) -> dict[str, pd.DataFrame]:
     """Return the rows of the default in its study, by number of samples; empty for other keys."""
+    if key[2] != "auto":
+        return {}
     by_size = tables.rows_of(data, key, "default").groupby("samples")
-    return {f", {n} samples": rows for n, rows in by_size} if key[2] == "auto" else {}
+    return {f", {n} samples": rows for n, rows in by_size}
 
 
 def averages(suite: str) -> PageOutput:

@@ -13,7 +13,7 @@ from reproduction.report import figures, tables
 from reproduction.report.evidence import Evidence
 from reproduction.report.html import PageOutput, folded, margin, note, table, tabulate
 from reproduction.report.pages import reproduced
-from reproduction.report.paper import AVERAGE, REAL, model_name, model_title, paper_table
+from reproduction.report.paper import AVERAGE, REAL, paper_table
 from reproduction.report.statistics import Estimate, estimate, highest
 
 KINDS = {
@@ -40,7 +40,7 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
                 )
                 cells.append(margin(score, highest(adapters)))
             at = f"<small>{few} and {many} per task, {tables.SHORT[key[2]]}</small>"
-            rows.append([f"{model_title(data.role, data.suite)} {at}", *cells])
+            rows.append([f"{data.model_title} {at}", *cells])
     head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
     head.append("− better adapter, most")
     caption = "Differences of the average accuracy, points. Above, below: by more than two SE."
@@ -69,7 +69,7 @@ def mean_accuracies(data: Evidence) -> pd.DataFrame:
 def means(data: Evidence) -> PageOutput:
     """Return Table 12: mean and standard deviation over seeds, the best of a column in bold."""
     accuracies = mean_accuracies(data)
-    name = model_name(data.role, data.suite)
+    name = data.model_name
     if accuracies.empty:
         return PageOutput(note(f"○ not run: accuracy by number of samples — {name}."))
     merged = tables.average(data, (UPSTREAM, "merged", ""), "samples")
@@ -186,13 +186,13 @@ def damage_answer(data: Evidence) -> PageOutput:
         rows.append([f"its merger {small}", *(margin(mean, merged) for mean in featcal.values())])
         cells = [margin(mean, best[kind]) for kind, mean in featcal.items()]
         rows.append([f"the better adapter {small}", *cells])
-    caption = f"FeatCal minus each, average accuracy, points — {model_name(data.role, data.suite)}"
+    caption = f"FeatCal minus each, average accuracy, points — {data.model_name}"
     return tabulate(["FeatCal minus", *kinds(data).values()], rows, caption, "fc-long")
 
 
 def damage(data: Evidence) -> PageOutput:
     """Return the table in the paper's order, each number with its change against clean samples."""
-    name = model_name(data.role, data.suite)
+    name = data.model_name
     if data.table("corrupted").empty:
         return PageOutput(note(f"○ not run: no damaged calibration samples — {name}."))
     names = {("merged", ""): tables.UPSTREAMS[UPSTREAM]}

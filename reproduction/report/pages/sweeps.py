@@ -11,7 +11,7 @@ import pandas as pd
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import figure_output, interactive, legend, one_panel, stacked
 from reproduction.report.html import PageOutput, TableRow, change, compact, mean_cell, tabulate
-from reproduction.report.paper import IMAGES, REAL, SECOND, VISION, model_name
+from reproduction.report.paper import IMAGES, REAL, SECOND, VISION
 from reproduction.report.statistics import estimate
 from reproduction.report.tables import SHORT, SYMBOLS, UPSTREAMS, average, settings_shown
 
@@ -69,7 +69,7 @@ def answer(*experiments: Evidence) -> PageOutput:
         for upstream, setting, points in _curves(data, parameter):
             values, kept = points["value"], points.loc[points["chosen"] == 1, "value"]
             known = SOURCES if data.suite == "mini" else {}
-            model = known.get(data.role) or model_name(data.role, data.suite)
+            model = known.get(data.role) or data.model_name
             name = f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]} <small>{model}, {SHORT[setting]}</small>"
             cells = [f"{values.max() - values.min():.1f}", compact(values.idxmax())]
             cells.append(f"{kept.iloc[0] - values.max():+z.1f}" if len(kept) else "–")
@@ -89,7 +89,7 @@ def values(data: Evidence) -> PageOutput:
                 value = f"<strong>{row.value:.1f}</strong>" if row.chosen else f"{row.value:.1f}"
                 cells.append(f"{value}<small>{compact(float(at))}</small>")
             rows.append(cells)
-    name, width = model_name(data.role, data.suite), max(map(len, rows), default=0)
+    name, width = data.model_name, max(map(len, rows), default=0)
     rows = [cells + [""] * (width - len(cells)) for cells in rows]
     head = ["Varied, merger, around", *["value"] * (width - 1)]
     caption = f"Average top-1 accuracy (%), small: at — {name}"
