@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
 from reproduction.mini.canvas import SIDE
-from reproduction.mini.images import TASKS, WEB, draw_split
+from reproduction.mini.images import TASKS, WEB, draw_split, resampled
 from reproduction.mini.training import CARDS, Pretraining, with_first_weights, write_base
 
 PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2
@@ -172,10 +172,9 @@ def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
     dx, dy = STRENGTH * 0.4 * (uniform() - 0.5), STRENGTH * 0.4 * (uniform() - 0.5)
     c, s = turn.cos() / zoom, turn.sin() / zoom
     theta = torch.stack([torch.stack([c, -s, dx], 1), torch.stack([s, c, dy], 1)], 1)
-    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    x = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
     mix = torch.eye(3) + STRENGTH * 0.25 * normal(count, 3, 3)
-    x = torch.einsum("nij,njhw->nihw", mix, x) + STRENGTH * 0.3 * normal(count, 3, 1, 1)
+    x = torch.einsum("nij,njhw->nihw", mix, resampled(x, theta))
+    x = x + STRENGTH * 0.3 * normal(count, 3, 1, 1)
     return x + STRENGTH * 0.2 * normal(*x.shape)
 
 
