@@ -264,32 +264,3 @@ def _paired_variance(shares: Sequence[tuple[float, str, float]]) -> float | None
         return None
     sums = np.sum(right, axis=0)
     return float(sums.var(ddof=1)) / len(sums)
-
-
-FEWEST = 4  # tasks from which a correlation is reported
-Comparison = tuple[str, float, float, str]  # word, margin, two standard errors, the numbers
-
-
-def gains_correlate(gains: pd.DataFrame) -> Comparison:
-    """Judge whether Pearson's r over tasks is positive by two SE, 2 √((1 − r²)/(T − 2))."""
-    r = float(gains["cosine"].corr(gains["accuracy"])) if len(gains) >= FEWEST else math.nan
-    if math.isnan(r):
-        text = f"{len(gains)} tasks are too few for a correlation"
-        return "within noise", math.nan, math.nan, text
-    room = 2 * math.sqrt((1 - r * r) / (len(gains) - 2))
-    word = "holds" if r > room else "does not hold" if r < -room else "within noise"
-    return word, r, room, f"correlation {r:+.2f} over {len(gains)} tasks"
-
-
-def gains_oppose(gains: pd.DataFrame, title: Callable[[str], str]) -> Comparison:
-    """Judge whether accuracy clearly rises while cosine clearly falls on some task."""
-    slightly = gains[(gains["accuracy"] > 0) & (gains["cosine"] < 0)]
-    higher = slightly["accuracy"] > slightly["accuracy_noise"]
-    clearly = slightly[higher & (-slightly["cosine"] > slightly["cosine_noise"])]
-    never = gains["cosine"] > gains["cosine_noise"]
-    never |= -gains["accuracy"] > gains["accuracy_noise"]
-    word = "holds" if len(clearly) else "does not hold" if never.all() else "within noise"
-    in_order = (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
-    cases = [f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}" for row in in_order]
-    text = f"cosine and accuracy: {'; '.join(cases)}" if cases else "no task of that kind"
-    return word, math.nan, math.nan, text

@@ -39,6 +39,7 @@ STATED = {  # text for a theorem's values, by the quantity of its rows
 }  # fmt: skip
 # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
 SHARE = 0.1
+FEWEST = 4  # tasks from which a correlation is reported
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,7 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     margin = compared.value - claim.by
     if claim.kind == "level":
         margin = claim.within - abs(compared.value)
-    room = 0.0 if claim.kind == "checked" else compared.noise
-    word = "holds" if margin > room else "does not hold" if margin < -room else "within noise"
+    word = _word(margin, 0.0 if claim.kind == "checked" else compared.noise)
     detail = _detail(claim, compared, evidence.machine(claim.file))
     if claim.kind == "checked":
         wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies"}
@@ -143,7 +143,10 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
 
 
 def _judge_gains(claim: Claim, setting: str, evidence: Evidence) -> Verdict:
-    """Judge if gains in cosine and in accuracy go together over tasks, or apart on some task."""
+    """Judge if gains in cosine and accuracy go together over tasks, or clearly apart on some task.
+
+    Together: Pearson's r is positive by two standard errors, 2 √((1 − r²)/(T − 2)).
+    """
     frame, sides = evidence.table(claim.file), []
     for side in map(side_columns, (claim.left, claim.right)):
         run_at = _setting_run(frame, side["method"], setting, claim.kind, claim.file)
@@ -151,11 +154,34 @@ def _judge_gains(claim: Claim, setting: str, evidence: Evidence) -> Verdict:
     gains = evidence.gains(*sides)
     if gains.empty:
         return Verdict(claim, "not run")
-    if claim.kind == "together":
-        word, margin, noise, detail = statistics.gains_correlate(gains)
-    else:
-        word, margin, noise, detail = statistics.gains_oppose(gains, evidence.title)
-    return Verdict(claim, word, margin, noise, one_run=True, detail=detail)
+    if claim.kind == "apart":
+        return _judge_opposition(claim, gains, evidence.title)
+    r = float(gains["cosine"].corr(gains["accuracy"])) if len(gains) >= FEWEST else math.nan
+    if math.isnan(r):
+        text = f"{len(gains)} tasks are too few for a correlation"
+        return Verdict(claim, "within noise", one_run=True, detail=text)
+    room = 2 * math.sqrt((1 - r * r) / (len(gains) - 2))
+    text = f"correlation {r:+.2f} over {len(gains)} tasks"
+    return Verdict(claim, _word(r, room), r, room, one_run=True, detail=text)
+
+
+def _judge_opposition(claim: Claim, gains: pd.DataFrame, title: Callable[[str], str]) -> Verdict:
+    """Judge if accuracy clearly rises while cosine clearly falls on some task."""
+    slightly = gains[(gains["accuracy"] > 0) & (gains["cosine"] < 0)]
+    higher = slightly["accuracy"] > slightly["accuracy_noise"]
+    clearly = slightly[higher & (-slightly["cosine"] > slightly["cosine_noise"])]
+    never = gains["cosine"] > gains["cosine_noise"]
+    never |= -gains["accuracy"] > gains["accuracy_noise"]
+    word = "holds" if len(clearly) else "does not hold" if never.all() else "within noise"
+    in_order = (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
+    cases = [f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}" for row in in_order]
+    text = f"cosine and accuracy: {'; '.join(cases)}" if cases else "no task of that kind"
+    return Verdict(claim, word, one_run=True, detail=text)
+
+
+def _word(margin: float, room: float) -> str:
+    """Return the verdict on a margin that is decided beyond `room`, two standard errors."""
+    return "holds" if margin > room else "does not hold" if margin < -room else "within noise"
 
 
 def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim] | None:
