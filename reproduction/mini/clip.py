@@ -49,18 +49,15 @@ class ClipRecipe:
     every: int = 250  # steps between two state files
 
 
-RECIPES = {
-    "clip_b32": ClipRecipe(hidden=128, layers=6, heads=4),
-    "clip_l14": ClipRecipe(hidden=192, layers=6, heads=6),
-}
-
-
 class ClipPretraining(Pretraining):
     """A base in training. Loss: cross-entropy of exp(logit_scale) <image, caption> over the
     captions of all classes of all tasks, in one of three templates per step.
     """
 
-    recipes = RECIPES
+    recipes = {
+        "clip_b32": ClipRecipe(hidden=128, layers=6, heads=4),
+        "clip_l14": ClipRecipe(hidden=192, layers=6, heads=6),
+    }
 
     def __init__(self, recipe: ClipRecipe):
         super().__init__(recipe, new_model(recipe), BLOCKS)

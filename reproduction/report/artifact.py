@@ -16,8 +16,8 @@ from reproduction.report.paper import packaged
 from reproduction.report.verdicts import Verdict, sources
 
 REQUEST = "pipeline/request/dvc.yaml"  # stages that `dvc repro` does not run
-REPRO = ["gather@scores-clip_b32-8", "headline"]  # stages of `make repro`
-REAL = [  # stages of `make real`
+MAKE_REPRO = ["gather@scores-clip_b32-8", "headline"]  # stages of `make repro`
+MAKE_REAL = [  # stages of `make real`
     f"{REQUEST}:request@{kind}" for kind in ("scores-minilm-8", "drift-minilm-8", "scores-vit_s-8")
 ]
 EXPERTS = "pipeline/prepare/dvc.yaml:prepare_role@vit_s-8"  # experts of Table 1 on real images
@@ -38,8 +38,8 @@ def text(suite: str) -> str:
         tolerance=TOLERANCE,
         machine="; ".join(cost.machines(suite)) or "none yet",
         total=minutes(suite, stages),
-        repro=minutes(suite, REPRO),
-        real=minutes(suite, REAL),
+        repro=minutes(suite, MAKE_REPRO),
+        real=minutes(suite, MAKE_REAL),
         experts=minutes(suite, [EXPERTS]),
         whole=minutes(suite, requests),
         claims=_table(suite),

@@ -22,7 +22,7 @@ NUMBERS = [  # the other columns that a page may ask an empty table for
     "drift", "mean_drift", "relative_drift", "l2", "cosine", "size", "index", "similarity", "x", "y", "row", "column",
     "nodes", "actual", "bound", "kept", "interpolation", "anchor_blend", "ridge", "divergence",
 ]  # fmt: skip
-MEASURED = ".run"  # ends a kind whose rows are in a run record: `cost.run` is what each run cost
+RUN_RECORD = ".run"  # ends a kind whose rows are in a run record: `cost.run` is what each run cost
 # folders of the tables whose names do not begin with their folder's name
 FOLDERS = {
     "seen": "scores", "theory_points": "theory",
@@ -87,7 +87,7 @@ class Evidence:
         path = self.path(kind)
         if path.is_file():
             return read_scores(path)
-        frame = pd.DataFrame(self.record(kind).get("cost") if kind.endswith(MEASURED) else None)
+        frame = pd.DataFrame(self.record(kind).get("cost") if kind.endswith(RUN_RECORD) else None)
         if frame.empty:
             return pd.DataFrame(columns=[*KEYS, *NUMBERS])
         return _numeric(frame.astype({key: str for key in KEYS if key in frame}))
@@ -115,7 +115,7 @@ class Evidence:
 
     def machine(self, kind: str) -> str:
         """Return the machine of a measured kind; empty for files that depend on none."""
-        host = self.record(kind).get("host", {}) if kind.endswith(MEASURED) else {}
+        host = self.record(kind).get("host", {}) if kind.endswith(RUN_RECORD) else {}
         return f"{host['cpu']}, {host['cores']} cores" if host else ""
 
     @property

@@ -12,12 +12,12 @@ import pandas as pd
 
 from reproduction.report import paper
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, means_text
-from reproduction.report.evidence import MEASURED, read_json, results_folder
+from reproduction.report.evidence import RUN_RECORD, read_json, results_folder
 from reproduction.report.html import PageOutput, TableRow, chip, link, note, plain, table, tabulate
 from reproduction.report.verdicts import DECIDED, WORDS, Verdict, Verdicts, judged
 
-BOTH = "Printed settings; tuned: only FeatCal, on validation rows"
-SHOWN = 3  # commits that provenance names
+SETTINGS_NOTE = "Printed settings; tuned: only FeatCal, on validation rows"
+MOST_COMMITS = 3  # commits that provenance names
 PAGES = ("table", "figure", "theory")  # kinds of locations with a page each
 # locations whose own pages list their claims with measured values
 LISTED = ("figure", "theory", "table05", "table06", "table12", "table13", "table14")
@@ -47,7 +47,7 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
             machines.update(host[part] for part in ("cpu", "gpu") if part in host)
     base = paper.VISION_BASE.get(suite) if paper.VISION in roles else None
     parts = [", ".join(links), *([base] if base else [])]
-    many = len(commits) > SHOWN
+    many = len(commits) > MOST_COMMITS
     listed_commits = sorted(commit for commit in commits if commit.endswith("+") or not many)
     made = [f"{len(commits)} commits"] if many else []
     made += [f"commit {escape(', '.join(listed_commits))}"] if listed_commits else []
@@ -85,7 +85,7 @@ def tally(verdicts: Verdicts) -> PageOutput:
     fragile = "decided by less than three standard errors"
     rows.append(("fc-total", [fragile, *cells(every, _fragile)]))
     head = ["Claims", *(source.title for source in verdicts)]
-    return tabulate(head, rows, f"Verdicts counted. {BOTH}.", "fc-words")
+    return tabulate(head, rows, f"Verdicts counted. {SETTINGS_NOTE}.", "fc-words")
 
 
 def _fragile(verdicts: list[Verdict | None]) -> str:
@@ -126,7 +126,7 @@ def verdict_table(
         sentence = f"{escape(claim.sentence)}<small>{where}</small>"
         rows.append((classes, [sentence, printed or "–", *cells]))
     kind = "fc-claims fc-filtered" if whole else "fc-claims"
-    return table(head, rows, f"{caption}. {BOTH}; ¹ one seed; ○ not run.", kind)
+    return table(head, rows, f"{caption}. {SETTINGS_NOTE}; ¹ one seed; ○ not run.", kind)
 
 
 def linked_source(claim: Claim) -> str:
@@ -181,7 +181,7 @@ def measured(verdict: Verdict, short: bool = False) -> str:
     margin = f"<small>{verdict.margin:+z.{digits}f}{noise}{pairing}</small>"
     if short:
         return margin
-    if rest and not verdict.claim.file.endswith(MEASURED):  # their machine is named by the page
+    if rest and not verdict.claim.file.endswith(RUN_RECORD):  # their machine is named by the page
         detail += f";{rest}"
     return f"{detail}{margin}"
 
@@ -231,12 +231,11 @@ def in_doubt(claim: Claim) -> list[str]:
     reasons: dict[str, None] = {}
     for part in printed_parts(claim) if is_printed(claim) else []:
         for _, side in part.terms:
-            (number, *row, model, _), column = _printed_cell(part, side)
-            for entry in paper.errata():
+            (number, upstream, method, model, _), column = _printed_cell(part, side)
+            for entry in paper.row_errata(number, upstream, method, model):
                 # of a change the arrow is wrong, not the value
                 doubted = set(entry.cells) - {*entry.corrected} if entry.kind != "change" else ()
-                same_row = entry.table == number and entry.row == row and entry.model in ("", model)
-                if same_row and column in doubted:
+                if column in doubted:
                     reasons[f"{paper.table_name(number)}: {entry.reason}"] = None
     return list(reasons)
 

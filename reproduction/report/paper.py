@@ -142,11 +142,16 @@ def errata() -> tuple[Erratum, ...]:
     return tuple(Erratum(**entry) for entry in packaged("errata.yaml"))
 
 
+def row_errata(table: str, upstream: str, method: str, model: str = "") -> list[Erratum]:
+    """Return the errata of one printed row."""
+    row = (table, upstream, method)
+    return [e for e in errata() if (e.table, *e.row) == row and e.model in ("", model)]
+
+
 def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -> str:
     """Return why this printed cell is in doubt; empty where it is not."""
-    row = (table, upstream, method)
-    rows = (e for e in errata() if (e.table, *e.row) == row and e.model in ("", model))
-    return " ".join(e.reason for e in rows if cell in e.cells)
+    found = row_errata(table, upstream, method, model)
+    return " ".join(erratum.reason for erratum in found if cell in erratum.cells)
 
 
 @cache

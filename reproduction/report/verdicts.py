@@ -22,7 +22,7 @@ from reproduction.report.claims import (
     side_columns,
     studied_setting,
 )
-from reproduction.report.evidence import MEASURED, Evidence, select
+from reproduction.report.evidence import RUN_RECORD, Evidence, select
 from reproduction.report.paper import PRINTED, REAL, VISION
 from reproduction.report.tables import UPSTREAMS, settings_shown
 
@@ -276,7 +276,7 @@ def _setting_run(frame: pd.DataFrame, method: str, setting: str, kind: str, file
     λ, ρ and α change neither a time nor an exact statement. Adapters are not tuned: they have the
     published size, or the one in proportion where it alone was run.
     """
-    if method == "featcal" and kind != "checked" and not file.endswith(MEASURED):
+    if method == "featcal" and kind != "checked" and not file.endswith(RUN_RECORD):
         return setting
     run = set(select(frame, {"method": method})["setting"])
     wanted = (setting,) if method == "featcal" else ("paper", setting)

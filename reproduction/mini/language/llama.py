@@ -59,16 +59,13 @@ class LlamaRecipe:
     every: int = 100
 
 
-RECIPES = {
-    "llama_3b": LlamaRecipe(hidden=128, layers=4, heads=4, groups=2, mlp=256, tied=True),
-    "llama_8b": LlamaRecipe(hidden=128, layers=5, heads=4, groups=2, mlp=224, tied=False),
-}
-
-
 class LlamaPretraining(training.Pretraining):
     """A base in training. Loss: cross-entropy of what follows a prompt, longer ones counting more."""
 
-    recipes = RECIPES
+    recipes = {
+        "llama_3b": LlamaRecipe(hidden=128, layers=4, heads=4, groups=2, mlp=256, tied=True),
+        "llama_8b": LlamaRecipe(hidden=128, layers=5, heads=4, groups=2, mlp=224, tied=False),
+    }
 
     def __init__(self, recipe: LlamaRecipe):
         self.tokenizer = train_tokenizer(reading(recipe.seed, recipe.read))

@@ -54,16 +54,13 @@ class T5Recipe:
     every: int = 250  # steps between two state files
 
 
-RECIPES = {
-    "flan_t5_base": T5Recipe(128, layers=3, heads=4, head_width=24, inner=192, steps=2000),
-    "flan_t5_large": T5Recipe(144, layers=4, heads=4, head_width=24, inner=192, steps=1600),
-}
-
-
 class T5Pretraining(training.Pretraining):
     """A base in training. Loss: teacher-forced cross-entropy of the answers."""
 
-    recipes = RECIPES
+    recipes = {
+        "flan_t5_base": T5Recipe(128, layers=3, heads=4, head_width=24, inner=192, steps=2000),
+        "flan_t5_large": T5Recipe(144, layers=4, heads=4, head_width=24, inner=192, steps=1600),
+    }
 
     def __init__(self, recipe: T5Recipe):
         tokenizer = make_tokenizer(recipe.seed)

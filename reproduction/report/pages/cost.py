@@ -36,10 +36,10 @@ VERBS = {
 }  # fmt: skip
 GROWTH = Path(__file__).parents[1] / "growth.json"  # written by benchmarks/growth.py
 SPEED = GROWTH.with_name("speed.csv")  # written by benchmarks/speed.py
-KEYS = {"samples": "samples per task", "tasks": "tasks", "layers": "blocks", "width": "features"}
-LOOKS = {"seconds": ("time", "#0072B2", "o-"), "host_bytes": ("memory", "#D55E00", "s--")}
+SIZES = {"samples": "samples per task", "tasks": "tasks", "layers": "blocks", "width": "features"}
+MEASURE_LOOKS = {"seconds": ("time", "#0072B2", "o-"), "host_bytes": ("memory", "#D55E00", "s--")}
 CHOICES = {("flan_t5_base", "glue"): "smaller T5", ("llama_3b", "mergebench"): "smaller Llama"}
-WORDS = {
+CHOICE_NAMES = {
     "split": "texts from", "decoder": "the decoder reads", "counted": "tokens that count", "tokens": "longest text",
     "modules": "linears solved", "samples": "texts per task",
 }  # fmt: skip
@@ -205,7 +205,7 @@ def growth() -> PageOutput:
         for axes, (key, series) in zip(panels, series_by_key.items(), strict=True):
             sizes = [point["size"] for point in series["points"]]
             for measure, exponent in series["exponents"].items():
-                name, colour, line_format = LOOKS[measure]
+                name, colour, line_format = MEASURE_LOOKS[measure]
                 values = [point["took"][measure] for point in series["points"]]
                 ratios = [value / values[0] for value in values]
                 style = {"color": colour, "base": 2, "label": f"{name}: exponent {exponent:.2f}"}
@@ -213,7 +213,7 @@ def growth() -> PageOutput:
             axes.set_xticks(sizes, [str(size) for size in sizes])
             axes.yaxis.set_major_formatter("{x:g}")
             axes.minorticks_off()
-            axes.set(xlabel=KEYS[key], ylabel="times the smallest")
+            axes.set(xlabel=SIZES[key], ylabel="times the smallest")
             axes.legend(loc="upper left")
         return figure_output(figure, title)
 
@@ -227,7 +227,7 @@ def plans() -> PageOutput:
             memory = measured["host_bytes"]
             cells = [f"{measured['seconds']:.1f}" if "seconds" in measured else "–"]
             cells += [f"{memory / 2**20:.0f}", f"{planned / memory:.2f}"]
-            rows.append([f"{KEYS[key]}: {point['size']}", *cells])
+            rows.append([f"{SIZES[key]}: {point['size']}", *cells])
     head = ["", "Seconds", "MiB above the imports", "Planned / taken"]
     caption = "Every calibration of the figure, and the memory planned for it"
     return tabulate(head, rows, caption, missing="no growth")
@@ -242,7 +242,7 @@ def choices(suite: str) -> PageOutput:
         for choice, option, mean, moved_by, noise in choice_effects(data):
             default_option = default.get(choice)
             small = name + f"; default {default_option}" * (default_option is not None)
-            label = f"{WORDS[choice]}: {escape(option)}<small>{small}</small>"
+            label = f"{CHOICE_NAMES[choice]}: {escape(option)}<small>{small}</small>"
             verdict = "moves the score" if abs(moved_by) > noise else "within noise"
             rows.append([label, f"{mean:.1f}", f"{moved_by:+.1f} ± {noise:.1f}", verdict])
     head = ["Changed, one at a time", "Average score (%)", "Change", ""]

@@ -20,14 +20,14 @@ from reproduction.report.paper import IMAGES, LANGUAGE, REAL, SECOND, VISION
 from reproduction.report.statistics import Estimate, estimate, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, NAMES, average
 
-SOURCES = (
+EXPERIMENTS = (
     (VISION, "8"), (REAL, "8"), (SECOND, "8"), LANGUAGE, (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
 )  # fmt: skip
 SETTINGS = {
     "paper": "printed settings", "suite": "tuned settings", "large anchor": "λ .01, ρ 8, α .3",
     "best": "former preset best",
 }  # fmt: skip
-SHORT = {
+MODELS = {
     VISION: "ViT-S/14", REAL: "MiniLM", SECOND: "MPNet", LANGUAGE[0]: "SmolLM2", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama",
 }  # fmt: skip
 CLOSE = 0.5  # points that the default may be below the best fixed setting
@@ -84,7 +84,7 @@ def _best(estimates: dict[str, Estimate | None]) -> Best:
 def cases(suite: str, most_drawn: bool = False) -> list[Case]:
     """Return the cases that were run; most_drawn: only the number of samples with most draws."""
     result = []
-    for source in SOURCES:
+    for source in EXPERIMENTS:
         data = Evidence(suite, *source)
         for merger, rows in data.table("default").groupby("upstream", sort=False):
             draws = rows.groupby("samples", sort=False)["seed"].nunique()
@@ -97,7 +97,7 @@ def answer(suite: str) -> PageOutput:
     """Compare the default with merged model, fixed settings and adapters, by merger and model."""
     rows = []
     for case in cases(suite, most_drawn=True):
-        model = f"{SHORT[case.data.role]}, n = {case.samples}"
+        model = f"{MODELS[case.data.role]}, n = {case.samples}"
         cells = [f"{MERGERS.get(case.merger, case.merger)}<small>{model}</small>"]
         cells += map(mean_cell, (case.merged, case.score("featcal", "paper"), case.auto))
         cells.append(change(case.auto, case.merged))
@@ -126,7 +126,7 @@ def expected(suite: str) -> PageOutput:
             cells = [len(cases_run), sum(gap >= -CLOSE for gap, _ in fixed)]
             cells.append(sum(gap + room < 0 for gap, room in merged))
             cells += [sum(sign * gap > room for gap, room in adapter) for sign in (1, -1)]
-            rows.append([SHORT[role], *map(str, cells)])
+            rows.append([MODELS[role], *map(str, cells)])
     head = ["Model", "Mergers × samples", "At most half a point below the best fixed setting"]
     head += ["Below the merged model", "Above the better adapter", "Below the better adapter"]
     caption = "Above, below: by more than two standard errors."
@@ -140,7 +140,7 @@ def chosen(suite: str) -> PageOutput:
     for case in cases(suite):
         tried = select(case.data.table("default.candidates"), {"method": "auto"})
         candidates |= dict.fromkeys(tried["candidate"])
-        name = f"{MERGERS.get(case.merger, case.merger)}, {SHORT[case.data.role]}"
+        name = f"{MERGERS.get(case.merger, case.merger)}, {MODELS[case.data.role]}"
         if case.auto:
             draws = case.auto.rows.drop_duplicates("seed")["candidate"]
             counts.setdefault(name, Counter()).update(draws)
@@ -203,14 +203,14 @@ def mean_seconds(data: Evidence, samples: int | None = None) -> pd.Series:
 def costs(suite: str) -> PageOutput:
     """List the seconds of every calibration."""
     rows = []
-    for source in SOURCES:
+    for source in EXPERIMENTS:
         data = Evidence(suite, *source)
         for n in dict.fromkeys(data.table("default")["samples"]):
             by_way = mean_seconds(data, n)
             by_way["adapters"] = by_way.get("surgery", math.nan) + by_way.get("prob_surgery", 0.0)
             times = [by_way.get(name, math.nan) for name in ("paper", "auto", "adapters")]
             cells = ("–" if math.isnan(time) else f"{time:.0f}" for time in times)
-            rows.append([SHORT[source[0]], str(n), *cells])
+            rows.append([MODELS[source[0]], str(n), *cells])
     head = ["Model", "Samples per task", "Printed settings", "Default", "Both adapters"]
     caption = "Seconds of one core, mean over mergers and draws; adapters: all trials, without computing features; –: not measured"
     return tabulate(head, rows, caption, missing=MISSING)
@@ -218,7 +218,7 @@ def costs(suite: str) -> PageOutput:
 
 def dropped() -> PageOutput:
     """List the scores of ideas that were tried and dropped, from rows kept with the report."""
-    frozen, pools = read_scores(DROPPED), dict(SOURCES)
+    frozen, pools = read_scores(DROPPED), dict(EXPERIMENTS)
 
     def dropped_score(role: str, merger: str, variant: str) -> Estimate | None:
         columns = {"role": role, "pool": pools[role], "upstream": merger, "variant": variant}
@@ -232,6 +232,6 @@ def dropped() -> PageOutput:
             idea, without = dropped_score(*model, variant), variant.rpartition(", ")[0] or "suite"
             cells.append(change(idea, dropped_score(*model, without)) if idea else "–")
         rows.append([variant, *cells])
-    head = ["Variant", *(f"{SHORT[role]}, {MERGERS[merger]}" for role, merger in columns)]
+    head = ["Variant", *(f"{MODELS[role]}, {MERGERS[merger]}" for role, merger in columns)]
     caption = "Change of the average (points) from the same settings without the idea, one draw"
     return tabulate(head, rows, caption, "fc-long")

@@ -158,10 +158,10 @@ def curves(data: Evidence) -> PageOutput:
 def kinds(data: Evidence) -> dict[str, str]:
     """Return the names of the kinds of calibration samples: the paper's, or those of texts."""
     corruptions = dict.fromkeys(data.table("corrupted")["corruption"]) or {"clean": None}
-    return {kind: _name(kind) for kind in corruptions} if data.role == REAL else KINDS
+    return {kind: _kind_name(kind) for kind in corruptions} if data.role == REAL else KINDS
 
 
-def _name(kind: str) -> str:
+def _kind_name(kind: str) -> str:
     return KINDS.get(kind) or kind.replace("_", " ").replace("-", " ").capitalize()
 
 
@@ -203,25 +203,25 @@ def damage(data: Evidence) -> PageOutput:
     for (method, setting), label in names.items():
         by_kind = {k: after_damage(data, method, k, setting) for k in (*kinds(data), AVERAGE)}
         cells = {kind: tables.Cell(mean.mean) for kind, mean in by_kind.items() if mean}
-        rows.append(_row(method, label, cells))
+        rows.append(_damage_row(method, label, cells))
     runs, study = data.settings().get("calibrate", {}), data.settings("corrupted").get("study", {})
     samples = {run["samples"] for run in runs.values() if run.get("calibration")}
     damaged = str(study.get("samples", "–"))
     clean = damaged if study.get("clean") else ", ".join(map(str, sorted(samples))) or "–"
     at = f"n = {clean} clean, {damaged} damaged {data.inputs} per task"
     caption = f"Average top-1 accuracy (%) on clean test {data.inputs} by calibration method — {name}; {at}. Arrows: against clean."
-    html = _table(rows, kinds(data), caption)
+    html = _damage_table(rows, kinds(data), caption)
     if data.suite == reproduced.SUITE:
         html += reproduced.comparison_html(list(compared_damage(data)), "table06")
     return PageOutput(html)
 
 
-def _table(rows: list[tables.ModelRow], titles: dict[str, str], caption: str) -> str:
+def _damage_table(rows: list[tables.ModelRow], titles: dict[str, str], caption: str) -> str:
     columns = titles | {AVERAGE: "Average"}
     return tables.accuracy_table(tables.with_best(rows), columns, caption, average=False)
 
 
-def _row(method: str, name: str, cells: dict[str, tables.Cell]) -> tables.ModelRow:
+def _damage_row(method: str, name: str, cells: dict[str, tables.Cell]) -> tables.ModelRow:
     """Return one method's averages by kind, each with its change against clean samples."""
     if method == "merged":
         cells.pop(AVERAGE, None)
@@ -238,9 +238,9 @@ def printed_damage() -> PageOutput:
     for method, label in {"merged": tables.UPSTREAMS[UPSTREAM], **tables.METHODS}.items():
         values = frame.loc[UPSTREAM if method == "merged" else method]
         cells = {k: tables.Cell(float(values[k])) for k in (*KINDS, AVERAGE) if str(values[k])}
-        rows.append(_row(method, label, cells))
+        rows.append(_damage_row(method, label, cells))
     caption = "The paper’s Table 6, as printed: CLIP-ViT-B/32. Arrows: against clean."
-    return folded(_table(rows, KINDS, caption))
+    return folded(_damage_table(rows, KINDS, caption))
 
 
 def compared_damage(data: Evidence) -> Iterator[reproduced.Compared]:
@@ -260,7 +260,7 @@ def strengths(*experiments: Evidence) -> PageOutput:
     rows = []
     for data in experiments:
         by_kind = data.settings("corrupted").get("strengths", {})
-        rows += [[_name(kind), escape(strength)] for kind, strength in by_kind.items()]
+        rows += [[_kind_name(kind), escape(strength)] for kind, strength in by_kind.items()]
     caption = "Damage done to calibration samples"
     return tabulate(["Damage", "Strength"], rows, caption, missing="no settings file yet")
 

@@ -31,10 +31,10 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "from_upstream": ("passed on by earlier blocks", {"color": "#BBBBBB"}),
     "from_mismatch": ("added by this block", {"color": "#D55E00", **HATCHED}),
 }
-LOSSES = {
+LOSS_BOUNDS = {
     "proposition_7": ("Prop. 7: gradient × score change", "o"), "corollary_2": ("Cor. 2: constants × final drift", "^"),
 }  # fmt: skip
-SCORES = {
+SCORE_BOUNDS = {
     "proposition_3": ("Prop. 3: along the segment", "o"), "proposition_6": ("Prop. 6: every direction", "^"),
 }  # fmt: skip
 CLOUD: dict[str, Any] = {"ls": "none", "markersize": 4.5, "mew": 0, "alpha": 0.6}
@@ -190,7 +190,7 @@ def bounds(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     growth.axhline(1, color=INK, lw=1, ls=":")
     growth.set(xlim=ends, xlabel="drift after a block / before it", ylabel="at least, by Prop. 5")
     growth.legend()
-    for ax, chosen, changed in ((scores, SCORES, "scores"), (losses, LOSSES, "loss")):
+    for ax, chosen, changed in ((scores, SCORE_BOUNDS, "scores"), (losses, LOSS_BOUNDS, "loss")):
         for i, (statement, (name, marker)) in enumerate(chosen.items()):
             cloud = select(points, {"statement": statement, "method": "merged"})
             cloud = cloud[cloud["actual"] > 1e-3]  # below, a logarithmic axis shows only noise
