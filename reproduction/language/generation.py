@@ -97,7 +97,6 @@ def score_glue(
 
 
 def metric_of(task: str) -> str:
-    """Return the name of a task's score."""
     return "spearman" if task == CORRELATED else "accuracy"
 
 

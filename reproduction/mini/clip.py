@@ -69,7 +69,6 @@ class ClipPretraining(Pretraining):
         self.pictures, self.targets = web_pictures(recipe.pictures, recipe.seed)
 
     def step(self) -> float:
-        """Compute the gradients of one batch, and return its loss."""
         seed, size, count = self.recipe.seed, self.recipe.batch, len(self.pictures)
         epoch, number = divmod(self.done, count // size)
         order = torch.randperm(count, generator=keyed_generator(seed, EPOCH, epoch))
@@ -86,7 +85,6 @@ class ClipPretraining(Pretraining):
         return loss.item()
 
     def write(self, role: str, out: Path) -> None:
-        """Write the base with tokenizer and image processor."""
         card = CARDS["clip"].format(role=role, side=SIDE, patch=PATCH, **vars(self.recipe))
         # a new tokenizer: the one in use keeps its last padding
         write_base(self.model, out, card, make_tokenizer(), image_processor())

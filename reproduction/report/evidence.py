@@ -52,7 +52,6 @@ class Evidence:
         return self.folder / folder / f"{self.role}-{self.pool}"
 
     def path(self, kind: str) -> Path:
-        """Return the file of one kind of table."""
         return self.folder_of(kind) / f"{kind}.csv"
 
     def table(self, kind: str) -> pd.DataFrame:

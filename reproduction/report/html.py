@@ -117,7 +117,6 @@ def arrow(change: float) -> str:
 
 
 def mean_cell(value: Estimate | None) -> str:
-    """Return a mean, or a dash."""
     return f"{value.mean:.1f}" if value else "–"
 
 

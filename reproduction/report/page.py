@@ -58,7 +58,7 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
     return PageOutput(note(" · ".join(parts)))
 
 
-def counts(verdicts: list[Verdict | None]) -> str:
+def counts(verdicts: Sequence[Verdict | None]) -> str:
     """Return chips with the number of verdicts of each kind."""
     counted = Counter(verdict.word for verdict in verdicts if verdict)
     kinds = (word for word in WORDS if counted[word])
@@ -69,10 +69,10 @@ def counts(verdicts: list[Verdict | None]) -> str:
 def tally(verdicts: Verdicts) -> PageOutput:
     """Count verdicts by source: on headline claims by group and in all, and on all claims."""
 
-    def cells(chosen: list[bool], shown: Callable[[list[Verdict | None]], str]) -> list[str]:
+    def cells(chosen: list[bool], shown: Callable[[Sequence[Verdict | None]], str]) -> list[str]:
         texts = []
         for column in verdicts.values():
-            printed, *others = (shown([*compress(judged, chosen)]) for judged in column)
+            printed, *others = map(shown, zip(*compress(column, chosen), strict=True))
             tuned = (f"<small>tuned: {text}</small>" for text in others if text != printed)
             texts.append("".join([printed, *tuned]))
         return texts
@@ -88,7 +88,7 @@ def tally(verdicts: Verdicts) -> PageOutput:
     return tabulate(head, rows, f"Verdicts counted. {SETTINGS_NOTE}.", "fc-words")
 
 
-def _fragile(verdicts: list[Verdict | None]) -> str:
+def _fragile(verdicts: Sequence[Verdict | None]) -> str:
     """Return how many decided verdicts would not be decided at three standard errors."""
     decided = [verdict for verdict in verdicts if verdict and verdict.word in DECIDED]
     return f"{sum(verdict.fragile for verdict in decided)} of {len(decided)}"
@@ -113,14 +113,13 @@ def verdict_table(
 
     whole: the list of all claims, which omits measured values where a claim's own page lists them.
     """
-    columns_run = {source: column for source, column in verdicts.items() if any(column[0])}
-    head = ["Claim", "The paper’s numbers", *(source.title for source in columns_run)]
-    columns = [zip(*column, strict=True) for column in columns_run.values()]
+    columns = {source: column for source, column in verdicts.items() if any(map(any, column))}
+    head = ["Claim", "The paper’s numbers", *(source.title for source in columns)]
     rows = []
-    for claim, *row in zip(chosen, *columns, strict=True):
+    for claim, *row in zip(chosen, *columns.values(), strict=True):
         where = linked_source(claim) if whole else escape(claim.source)
         printed = escape(paper_says(claim)) + (f" ({paper.DOUBTS})" if in_doubt(claim) else "")
-        kinds = dict.fromkeys(at_settings[0].word for at_settings in row if at_settings[0])
+        kinds = dict.fromkeys(first.word for first, *_ in row if first)
         classes = " ".join(f"fc-is-{word.replace(' ', '-')}" for word in kinds)
         cells = [_cell(claim, at_settings, whole) for at_settings in row]
         sentence = f"{escape(claim.sentence)}<small>{where}</small>"

@@ -138,7 +138,6 @@ class Erratum:
 
 @cache
 def errata() -> tuple[Erratum, ...]:
-    """Return every entry of errata.yaml."""
     return tuple(Erratum(**entry) for entry in packaged("errata.yaml"))
 
 

@@ -170,7 +170,6 @@ def rows_in_order(
 
 
 def cells_of(estimates: Mapping[str, Estimate | None]) -> Cells:
-    """Return the cells of a row by column."""
     return {column: Cell(v.mean, v.spread) for column, v in estimates.items() if v}
 
 

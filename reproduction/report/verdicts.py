@@ -77,14 +77,14 @@ class EvidenceSource:
     counterpart: Callable[[Claim], Claim | None] = lambda claim: claim  # for this source's models
 
     def judged(self, chosen: Iterable[Claim]) -> list[list[Verdict | None]]:
-        """Return verdicts at each setting, the printed one first; None without a counterpart."""
-        mapped = [self.counterpart(claim) for claim in chosen]
+        """Return the verdicts on each claim, one for each setting; None without a counterpart."""
+        mapped = map(self.counterpart, chosen)
         return [
-            [claim and judge(claim, self.suite, at) for claim in mapped] for at in self.settings
+            [claim and judge(claim, self.suite, at) for at in self.settings] for claim in mapped
         ]
 
 
-# by source and setting, the printed one first
+# by source, claim and setting, the printed one first
 Verdicts = dict[EvidenceSource, list[list[Verdict | None]]]
 
 

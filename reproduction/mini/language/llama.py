@@ -72,7 +72,6 @@ class LlamaPretraining(training.Pretraining):
         super().__init__(recipe, new_model(recipe), BLOCKS)
 
     def step(self) -> float:
-        """Compute the gradients of one batch, and return its loss."""
         recipe = self.recipe
         rng = np.random.default_rng([recipe.seed, crc32(b"pretrain"), self.done])
         shares = FACTS if self.done < recipe.facts else recipe.shares
@@ -80,7 +79,6 @@ class LlamaPretraining(training.Pretraining):
         return backward(self.model, texts, self.tokenizer.pad_token_id)
 
     def write(self, role: str, out: Path) -> None:
-        """Write the base with tokenizer and generation settings."""
         tokenizer, parameters = self.tokenizer, self.model.num_parameters()
         card = training.CARDS["llama"].format(role=role, parameters=parameters, **vars(self.recipe))
         ends = [tokenizer.eos_token_id, *tokenizer("\n", add_special_tokens=False)["input_ids"]]

@@ -69,7 +69,6 @@ class T5Pretraining(training.Pretraining):
         self.reader = Reader(tokenizer, input_of(self.model), longest, Path(training.STATE))
 
     def step(self) -> float:
-        """Compute the gradients of one batch, and return its loss."""
         rows, seed = self.recipe.rows, self.recipe.seed
         first, tokens = self.done * rows, []
         for key in WORLDS:
@@ -80,7 +79,6 @@ class T5Pretraining(training.Pretraining):
         return float(loss.detach())
 
     def write(self, role: str, out: Path) -> None:
-        """Write the base with tokenizer and generation settings."""
         card = training.CARDS["t5"].format(role=role, **vars(self.recipe))
         # a new tokenizer: the one in use keeps its last padding
         tokenizer = make_tokenizer(self.recipe.seed)

@@ -66,12 +66,10 @@ class Case:
 
     @property
     def fixed(self) -> Best:
-        """Return the best fixed setting."""
         return _best({title: self.score("featcal", name) for name, title in SETTINGS.items()})
 
     @property
     def adapter(self) -> Best:
-        """Return the better tuned adapter."""
         return _best({NAMES[name]: self.score(name) for name in ADAPTERS})
 
 

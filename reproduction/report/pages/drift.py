@@ -56,7 +56,6 @@ def features(evidence: Evidence) -> PageOutput:
 
 
 def mark(model: str) -> dict[str, Any]:
-    """Return the look of one model's marks."""
     return {"marker": MARKERS[model], "color": COLOURS[model], "edgecolor": "white", "lw": 0.8}
 
 

@@ -74,7 +74,6 @@ class ModelEvidence:
         return gap_share(*(score and score.mean for score in scores))
 
     def merger_pair(self, merger: str, setting: str) -> EstimatePair:
-        """Pair FeatCal with the merger that it starts from."""
         return self.score(merger, "featcal", setting), self.score(merger, "merged", setting)
 
     def change(self, merger: str, setting: str) -> tuple[float, float] | None:

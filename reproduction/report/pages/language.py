@@ -197,7 +197,6 @@ def real_experts(suite: str) -> PageOutput:
 
 
 def _likelihood_rows(data: Evidence) -> pd.DataFrame:
-    """Return the real model's answers by likelihood."""
     scores = data.all_scores
     return scores[~scores["task"].str.endswith(GREEDY) & (scores["task"] != PLAIN)]
 

@@ -165,7 +165,6 @@ def _interactive(data: Evidence, parameter: str) -> "go.Figure":
 
 
 def study_rows(data: Evidence, choice: str, variant: str = "", **settings: float) -> pd.DataFrame:
-    """Return the scored rows of one model."""
     return select(data.table("extrapolation"), {"choice": choice, "variant": variant, **settings})
 
 

@@ -54,15 +54,19 @@ def theory_rows(suite: str, role: str, file: str = "theory") -> pd.DataFrame:
 def checks(suite: str) -> PageOutput:
     """List every statement with its worst case, how tight it is, and the verdict, by source."""
     chosen, body = [claim for claim in claims() if claim.location == "theory"], []
-    by_source = {source.key: columns[0] for source, columns in judged(suite, chosen).items()}
+    printed = {  # words at the printed settings
+        (source.key, verdict.claim.id): verdict.word
+        for source, column in judged(suite, chosen).items()
+        for verdict, *_ in column
+        if verdict
+    }
     for name, facts in packaged("statements.yaml").items():
         cells = [f"{facts['name']}<small>{facts['section']}</small>"]
         cells += [escape(facts["says"]), escape(facts["checked"])]
         for role, source in ((REAL, "real_encoder"), (IMAGES, suite)):
             statement_rows = select(theory_rows(suite, role), {"statement": name})
             worst = (worst_case(statement_rows, method, facts["quantity"]) for method in MODELS)
-            judged_words = (v.word for v in by_source[source] if v and v.claim.id == facts["claim"])
-            word = next(judged_words, "not run")
+            word = printed.get((source, facts["claim"]), "not run")
             cells.append(f"{chip(word)}<small>{' · '.join(worst)}</small>")
         body.append(cells)
     head = ["Statement", "In plain words", "Checked on", "MiniLM", "Synthetic images"]
