@@ -233,7 +233,7 @@ def write_parquet(
     for split, count in counts.items():
         images, labels = draw_split(task, split, count, seed, strength, **(scales or {}))
         rows = {"image": [Image.fromarray(pixels) for pixels in images], "label": labels.tolist()}
-        with atomic_path(Path(folder) / f"{split}.parquet") as path:
+        with atomic_path(folder / f"{split}.parquet") as path:
             Dataset.from_dict(rows, features=features).to_parquet(str(path))
 
 

@@ -55,25 +55,29 @@ class Evidence:
         return self.folder_of(kind) / f"{kind}.csv"
 
     def table(self, kind: str) -> pd.DataFrame:
-        """Return the rows of one kind of file, not to be changed; empty where not run.
-
-        Of the real language model's scores: the experts' tasks, answered by likelihood.
-        """
+        """Return the rows of one kind of file, not to be changed; empty where not run."""
         path, stamp = self.path(kind).absolute(), self._stamp(kind)
         if path not in _TABLES or _TABLES[path][0] != stamp:
-            rows = self._read(kind)
-            if (self.role, self.pool, kind) == (*paper.LANGUAGE, "scores"):
-                rows = rows[rows["task"].isin(self.expert_tasks)]
-            if kind == "scores" and self.path("ablate").is_file():  # a stage scores the controls
-                rows = pd.concat([rows, self._read("ablate")], ignore_index=True)
-            if kind == "scores":
-                rows = _with_trainings(rows, self._read("expert_seeds"))
-            if kind == "corrupted" and len(rows):
-                rows = _with_clean(rows, self.table("scores"))
+            rows = self._with_other_files(kind, self._read(kind))
             rows = rows.copy()  # in one piece, which is read faster, as are names of this type
             rows.columns = rows.columns.astype(object)
             _TABLES[path] = stamp, rows
         return _TABLES[path][1]
+
+    def _with_other_files(self, kind: str, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return a file's rows with what other files know of the same models.
+
+        Of the real language model's scores: the experts' tasks, answered by likelihood.
+        """
+        if kind == "corrupted" and len(rows):
+            return _with_clean(rows, self.table("scores"))
+        if kind != "scores":
+            return rows
+        if (self.role, self.pool) == paper.LANGUAGE:
+            rows = rows[rows["task"].isin(self.expert_tasks)]
+        if self.path("ablate").is_file():  # a stage scores the controls
+            rows = pd.concat([rows, self._read("ablate")], ignore_index=True)
+        return _with_trainings(rows, self._read("expert_seeds"))
 
     def _stamp(self, kind: str) -> list[int]:
         """Return the modification times of a table's files, 0 for a missing file."""
@@ -136,7 +140,7 @@ class Evidence:
         ordered = paper.TEXT_TASKS.get(self.pool) or real_sets.get(self.role)
         if ordered is not None:
             return [task for task in list(ordered)[:first] if task in scored or not scored]
-        facts = suite_record(self.suite, self.folder)
+        facts = read_json(self.folder / "suite.json")
         listed = [task["task"] for task in facts.get("tasks", [])] or list(paper.TASKS)
         if scored:
             return [t for t in listed if t in scored] + [t for t in scored if t not in listed]
@@ -176,7 +180,7 @@ class Evidence:
 
     def title(self, task: str) -> str:
         """Return the title of a task's column or axis: the paper's name if it has one."""
-        facts = suite_record(self.suite, self.folder).get("tasks", [])
+        facts = read_json(self.folder / "suite.json").get("tasks", [])
         paper_names = {fact["task"]: fact.get("paper_name") for fact in facts}
         return paper.title_of(task) or paper_names.get(task) or task
 
@@ -226,11 +230,6 @@ def _with_trainings(scores: pd.DataFrame, retrained: pd.DataFrame) -> pd.DataFra
 def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON file as a dictionary; empty without the file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def suite_record(suite: str, folder: Path | None = None) -> dict[str, Any]:
-    """Return the content of a suite's suite.json."""
-    return read_json((folder or results_folder(suite)) / "suite.json")
 
 
 def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from reproduction.report import paper
 from reproduction.report.claims import studied_setting
-from reproduction.report.evidence import Evidence, read_json, results_folder, select, suite_record
+from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.html import PageOutput, change, estimate_cell, note, tabulate
 from reproduction.report.page import location_link
 from reproduction.report.statistics import Estimate, bits, estimate, lead
@@ -89,7 +89,7 @@ def printed_row(entry: paper.Erratum) -> pd.Series:
 def tasks(suite: str) -> PageOutput:
     """List the synthetic tasks by split sizes, with replaced task, content and classes."""
     entries, rows = [], []
-    for task in suite_record(suite).get("tasks", []):
+    for task in read_json(results_folder(suite) / "suite.json").get("tasks", []):
         name = task.get("paper_name") or paper.TASKS.get(task["task"], task["task"])
         cells = [escape(name), escape(task.get("description", ""))]
         entries.append((_sizes(task), [*cells, str(len(task.get("classes", [])))]))
