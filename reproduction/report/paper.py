@@ -149,8 +149,8 @@ def row_errata(table: str, upstream: str, method: str, model: str = "") -> list[
 
 def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -> str:
     """Return why this printed cell is in doubt; empty where it is not."""
-    found = row_errata(table, upstream, method, model)
-    return " ".join(erratum.reason for erratum in found if cell in erratum.cells)
+    entries = row_errata(table, upstream, method, model)
+    return " ".join(entry.reason for entry in entries if cell in entry.cells)
 
 
 @cache
