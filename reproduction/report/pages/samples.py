@@ -4,6 +4,7 @@ Damage is done to calibration samples only; test samples are clean.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from html import escape
 
 import pandas as pd
@@ -27,18 +28,17 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
     """Return FeatCal with the fewest samples against the merger, the most, and the adapters."""
     rows = []
     for data in experiments:
-        merged = tables.average(data, (UPSTREAM, "merged", ""), "samples")
+        score = partial(tables.average, data, file="samples")
+        merged = score((UPSTREAM, "merged", ""))
         surgery, prob_surgery, *calibrated = _models(data)
         for key in calibrated:
             budgets = tables.rows_of(data, key, "samples")["samples"]
             few, many = budgets.min(), budgets.max()
-            featcal = {n: tables.average(data, key, "samples", samples=n) for n in (few, many)}
+            featcal = {n: score(key, samples=n) for n in (few, many)}
             cells = [margin(featcal[few], merged), margin(featcal[many], featcal[few])]
-            for n, score in featcal.items():
-                adapters = (
-                    tables.average(data, k, "samples", samples=n) for k in (surgery, prob_surgery)
-                )
-                cells.append(margin(score, highest(adapters)))
+            for n, mean in featcal.items():
+                adapters = (score(adapter, samples=n) for adapter in (surgery, prob_surgery))
+                cells.append(margin(mean, highest(adapters)))
             at = f"<small>{few} and {many} per task, {tables.SHORT[key[2]]}</small>"
             rows.append([f"{data.model_title} {at}", *cells])
     head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
