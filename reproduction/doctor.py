@@ -107,7 +107,6 @@ def doctor(
 
 
 def machine_rows() -> list[list[str]]:
-    """Return the rows on this machine's hardware and software."""
     import torch
 
     cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -38,13 +38,11 @@ class Watch:
     end: threading.Event = field(default_factory=threading.Event)
 
     def sample(self) -> None:
-        """Sample memory and power once."""
         self.largest = max(self.largest, tree_bytes())
         if self.gpu and (watts := power_draw()) is not None:
             self.power.append((time.perf_counter(), watts))
 
     def keep_sampling(self) -> None:
-        """Sample until the end is set."""
         while not self.end.wait(INTERVAL):
             self.sample()
 

@@ -67,8 +67,7 @@ class InnerAdapters:
         """Correct the last features (…, d) of a forward inside `inside`, where the method does."""
         if FEATURE not in self.weights[task]:
             return features
-        adapter = {n: weight.to(features) for n, weight in self.weights[task][FEATURE].items()}
-        return features - correction(self.method, adapter, features)
+        return moved(self.method, self.weights[task][FEATURE], features)
 
     def inside(self, model: nn.Module, task: str) -> AbstractContextManager[None]:
         """Run the model with the task's adapters in it."""
@@ -95,12 +94,13 @@ class InnerAdapters:
             return cls(file.metadata()["method"], weights)
 
 
-def correction(method: str, weights: Weights, z: Tensor) -> Tensor:
-    """Return the vectors that are subtracted from z (…, n, d)."""
+def moved(method: str, weights: Weights, z: Tensor) -> Tensor:
+    """Return z' of z (…, n, d) by one adapter."""
+    W = {name: weight.to(z) for name, weight in weights.items()}
     if method == SurgeryV2.name:
-        return torch.relu(z @ weights["down"].mT) @ weights["up"].mT
-    target = z @ weights["source"].mT + weights["source_bias"]  # (…, n, r)
-    return (z @ weights["read"].mT + weights["read_bias"] - target) @ weights["read"]
+        return z - torch.relu(z @ W["down"].mT) @ W["up"].mT
+    target = z @ W["source"].mT + W["source_bias"]  # (…, n, r)
+    return z - (z @ W["read"].mT + W["read_bias"] - target) @ W["read"]
 
 
 def first_weights(
@@ -128,11 +128,11 @@ def corrected(model: nn.Module, method: str, weights: Mapping[str, Weights]) -> 
 
     def change(path: str, output: Any) -> Any:
         hidden = output if isinstance(output, Tensor) else output[0]
-        adapter = {name: weight.to(hidden) for name, weight in weights[path].items()}
-        z = hidden if method == SurgeryV2.name else hidden[:, :1]
-        result = z - correction(method, adapter, z)
-        if z is not hidden:
-            result = torch.cat([result, hidden[:, 1:]], dim=1)
+        if method == SurgeryV2.name:
+            result = moved(method, weights[path], hidden)
+        else:
+            first = moved(method, weights[path], hidden[:, :1])
+            result = torch.cat([first, hidden[:, 1:]], dim=1)
         return result if isinstance(output, Tensor) else (result, *output[1:])
 
     with output_hooks(model, [path for path in weights if path != FEATURE], change):
@@ -233,8 +233,7 @@ def train(
         with naming(task, number), corrected(model, settings.name, weights):
             outputs = features(model, batch, head, compared)
         if FEATURE in weights:
-            last = outputs[FEATURE]
-            outputs[FEATURE] = last - correction(settings.name, weights[FEATURE], last)
+            outputs[FEATURE] = moved(settings.name, weights[FEATURE], outputs[FEATURE])
         pairs = ((outputs[path], rows[indices.to(rows.device)]) for path, rows in targets.items())
         differences = [(output - rows.to(output)).abs().mean() for output, rows in pairs]
         loss = torch.stack(differences).sum()

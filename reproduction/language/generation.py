@@ -24,7 +24,6 @@ Change = Callable[[nn.Module, str], AbstractContextManager[None]]
 BATCH, MAX_NEW_TOKENS, MAX_PROMPT = 32, 9, 512
 CORRELATED = "stsb"
 CHATS = 16  # chats at once
-ANSWER = 2  # tokens of a chat's: one word and the end of the message
 
 
 @torch.no_grad()
@@ -98,7 +97,6 @@ def score_glue(
 
 
 def metric_of(task: str) -> str:
-    """Return the name of a task's score."""
     return "spearman" if task == CORRELATED else "accuracy"
 
 
@@ -130,7 +128,8 @@ def right_answers(
     """
     ids = [tokenizer(prompt + answer)["input_ids"] for prompt, answer in rows]
     choices = torch.tensor([tokenizer(word)["input_ids"][0] for word in options])
-    shared = commonprefix([row[: -ANSWER - 1] for row in ids])
+    # an answer is two tokens, the word and the end of the message; the one before predicts the word
+    shared = commonprefix([row[:-3] for row in ids])
     prefix = None
     if shared:
         prefix = model.base_model(torch.tensor([shared], device=model.device)).past_key_values

@@ -49,13 +49,10 @@ def regular_polygon(
     return [(x + radius * math.cos(angle), y + radius * math.sin(angle)) for angle in angles]
 
 
-def star(x: float, y: float, radius: float, points: int, turn: float) -> list[tuple[float, float]]:
-    corners = []
-    for corner in range(2 * points):
-        reach = radius if corner % 2 == 0 else 0.45 * radius
-        angle = turn + math.pi * corner / points
-        corners.append((x + reach * math.cos(angle), y + reach * math.sin(angle)))
-    return corners
+def star(x: float, y: float, radius: float, turn: float) -> list[tuple[float, float]]:
+    """Return a star of five points."""
+    outer, inner = (regular_polygon(x, y, reach, 10, turn) for reach in (radius, 0.45 * radius))
+    return [(inner if i % 2 else outer)[i] for i in range(10)]
 
 
 class Canvas:

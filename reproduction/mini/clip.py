@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
 from reproduction.mini.canvas import SIDE
-from reproduction.mini.images import TASKS, WEB, draw_split
+from reproduction.mini.images import TASKS, WEB, draw_split, resampled
 from reproduction.mini.training import CARDS, Pretraining, with_first_weights, write_base
 
 PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2
@@ -49,18 +49,15 @@ class ClipRecipe:
     every: int = 250  # steps between two state files
 
 
-RECIPES = {
-    "clip_b32": ClipRecipe(hidden=128, layers=6, heads=4),
-    "clip_l14": ClipRecipe(hidden=192, layers=6, heads=6),
-}
-
-
 class ClipPretraining(Pretraining):
     """A base in training. Loss: cross-entropy of exp(logit_scale) <image, caption> over the
     captions of all classes of all tasks, in one of three templates per step.
     """
 
-    recipes = RECIPES
+    recipes = {
+        "clip_b32": ClipRecipe(hidden=128, layers=6, heads=4),
+        "clip_l14": ClipRecipe(hidden=192, layers=6, heads=6),
+    }
 
     def __init__(self, recipe: ClipRecipe):
         super().__init__(recipe, new_model(recipe), BLOCKS)
@@ -72,7 +69,6 @@ class ClipPretraining(Pretraining):
         self.pictures, self.targets = web_pictures(recipe.pictures, recipe.seed)
 
     def step(self) -> float:
-        """Compute the gradients of one batch, and return its loss."""
         seed, size, count = self.recipe.seed, self.recipe.batch, len(self.pictures)
         epoch, number = divmod(self.done, count // size)
         order = torch.randperm(count, generator=keyed_generator(seed, EPOCH, epoch))
@@ -89,7 +85,6 @@ class ClipPretraining(Pretraining):
         return loss.item()
 
     def write(self, role: str, out: Path) -> None:
-        """Write the base with tokenizer and image processor."""
         card = CARDS["clip"].format(role=role, side=SIDE, patch=PATCH, **vars(self.recipe))
         # a new tokenizer: the one in use keeps its last padding
         write_base(self.model, out, card, make_tokenizer(), image_processor())
@@ -172,10 +167,9 @@ def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
     dx, dy = STRENGTH * 0.4 * (uniform() - 0.5), STRENGTH * 0.4 * (uniform() - 0.5)
     c, s = turn.cos() / zoom, turn.sin() / zoom
     theta = torch.stack([torch.stack([c, -s, dx], 1), torch.stack([s, c, dy], 1)], 1)
-    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    x = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
     mix = torch.eye(3) + STRENGTH * 0.25 * normal(count, 3, 3)
-    x = torch.einsum("nij,njhw->nihw", mix, x) + STRENGTH * 0.3 * normal(count, 3, 1, 1)
+    x = torch.einsum("nij,njhw->nihw", mix, resampled(x, theta))
+    x = x + STRENGTH * 0.3 * normal(count, 3, 1, 1)
     return x + STRENGTH * 0.2 * normal(*x.shape)
 
 

@@ -206,10 +206,14 @@ def shifted(
     x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - GREY
     c, s = np.cos(turn) / zoom, np.sin(turn) / zoom
     theta = torch.tensor([[c, -s, 0.0], [s, c, 0.0]], dtype=torch.float32).expand(len(x), 2, 3)
-    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    x = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
-    x = torch.einsum("ij,njhw->nihw", mix, x) + offset + pattern + GREY
+    x = torch.einsum("ij,njhw->nihw", mix, resampled(x, theta)) + offset + pattern + GREY
     return (x.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def resampled(x: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+    """Move pictures (n, c, h, w) by affine maps (n, 2, 3), and mirror them at their borders."""
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
 
 
 def write_parquet(
@@ -229,7 +233,7 @@ def write_parquet(
     for split, count in counts.items():
         images, labels = draw_split(task, split, count, seed, strength, **(scales or {}))
         rows = {"image": [Image.fromarray(pixels) for pixels in images], "label": labels.tolist()}
-        with atomic_path(Path(folder) / f"{split}.parquet") as path:
+        with atomic_path(folder / f"{split}.parquet") as path:
             Dataset.from_dict(rows, features=features).to_parquet(str(path))
 
 

@@ -24,7 +24,7 @@ def draw_parts(canvas: Canvas, parts, x: float, y: float, r: float, colour: Colo
         dark = tuple(int(0.55 * channel) for channel in colour)
         fill = {"dark": dark, "black": (25, 25, 25)}.get(style, colour)
         if form == "star":
-            canvas.polygon(star(x, y, r, 5, UP), fill)
+            canvas.polygon(star(x, y, r, UP), fill)
         elif form in ("disc", "box"):
             a, b, width, height = values
             middle, half = (x + a * r, y + b * r), (width * r, height * r)
@@ -78,7 +78,7 @@ def coloured_shape(label: int, rng: np.random.Generator) -> np.ndarray:
     elif shape == 2:
         canvas.polygon(regular_polygon(x, y, 1.25 * radius, 3, turn), colour)
     elif shape == 3:
-        canvas.polygon(star(x, y, 1.25 * radius, 5, turn), colour)
+        canvas.polygon(star(x, y, 1.25 * radius, turn), colour)
     else:
         canvas.disc(x, y, radius, outline=colour, width=6)
     return canvas.finish(12, rng.uniform(0.2, 1.2), 0.16)

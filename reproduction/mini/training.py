@@ -128,7 +128,7 @@ def run_to_end(
 
     Runs on one thread: the sums of several would come in any order. Prints a line with every state.
     """
-    state, threads = Path(folder) / role / "state.safetensors", torch.get_num_threads()
+    state, threads = folder / role / "state.safetensors", torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         run = begin(recipe)

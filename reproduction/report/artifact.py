@@ -13,11 +13,11 @@ from reproduction.report.claims import INSIDE, Claim, claims, studied_setting
 from reproduction.report.evidence import FOLDERS, Evidence, project_root
 from reproduction.report.pages import cost
 from reproduction.report.paper import packaged
-from reproduction.report.verdicts import Verdict, sources
+from reproduction.report.verdicts import Verdict, judged, sources
 
 REQUEST = "pipeline/request/dvc.yaml"  # stages that `dvc repro` does not run
-REPRO = ["gather@scores-clip_b32-8", "headline"]  # stages of `make repro`
-REAL = [  # stages of `make real`
+MAKE_REPRO = ["gather@scores-clip_b32-8", "headline"]  # stages of `make repro`
+MAKE_REAL = [  # stages of `make real`
     f"{REQUEST}:request@{kind}" for kind in ("scores-minilm-8", "drift-minilm-8", "scores-vit_s-8")
 ]
 EXPERTS = "pipeline/prepare/dvc.yaml:prepare_role@vit_s-8"  # experts of Table 1 on real images
@@ -38,8 +38,8 @@ def text(suite: str) -> str:
         tolerance=TOLERANCE,
         machine="; ".join(cost.machines(suite)) or "none yet",
         total=minutes(suite, stages),
-        repro=minutes(suite, REPRO),
-        real=minutes(suite, REAL),
+        repro=minutes(suite, MAKE_REPRO),
+        real=minutes(suite, MAKE_REAL),
         experts=minutes(suite, [EXPERTS]),
         whole=minutes(suite, requests),
         claims=_table(suite),
@@ -102,7 +102,7 @@ def _table(suite: str) -> str:
     headline, columns = [claim for claim in claims() if claim.headline], {}
     for source in sources(suite):
         texts = columns[source.title] = []
-        for claim, first, *others in zip(headline, *source.judged(headline), strict=True):
+        for claim, (first, *others) in zip(headline, source.judged(headline), strict=True):
             tuned = [f" (tuned: {v.word})" for v in others if v and claim.has_settings]
             texts.append("".join([first.word, *tuned]) if first else "–")
     lines = [f"| {' | '.join(['claim of the paper', *columns, 'command', 'minutes'])} |"]
@@ -157,18 +157,16 @@ def _means(
 
 def claims_as_data(suite: str) -> dict[str, Any]:
     """Return every claim with its verdicts by source and setting."""
-    verdicts: dict[str, dict[str, dict[str, Any]]] = {claim.id: {} for claim in claims()}
-    for source in sources(suite):
-        for setting, judged in zip(source.settings, source.judged(claims()), strict=True):
-            for claim, verdict in zip(claims(), judged, strict=True):
-                if verdict:
-                    by_setting = verdicts[claim.id].setdefault(source.key, {})
-                    by_setting[setting] = _entry(verdict)
-    entries = {}
-    for c in claims():
+    columns, entries = judged(suite), {}
+    for c, *row in zip(claims(), *columns.values(), strict=True):
+        verdicts = {}
+        for source, at_settings in zip(columns, row, strict=True):
+            if any(at_settings):
+                by_setting = zip(source.settings, at_settings, strict=True)
+                verdicts[source.key] = {setting: _entry(v) for setting, v in by_setting}
         entries[c.id] = {
             "place": c.location, "sentence": " ".join(c.sentence.split()), "source": c.source, "headline": c.headline,
-            "group": c.group, "verdicts": verdicts[c.id],
+            "group": c.group, "verdicts": verdicts,
         }  # fmt: skip
     return {"suite": suite, "settings": tables.SETTING_LABELS, "claims": entries}
 

@@ -22,7 +22,7 @@ NUMBERS = [  # the other columns that a page may ask an empty table for
     "drift", "mean_drift", "relative_drift", "l2", "cosine", "size", "index", "similarity", "x", "y", "row", "column",
     "nodes", "actual", "bound", "kept", "interpolation", "anchor_blend", "ridge", "divergence",
 ]  # fmt: skip
-MEASURED = ".run"  # ends a kind whose rows are in a run record: `cost.run` is what each run cost
+RUN_RECORD = ".run"  # ends a kind whose rows are in a run record: `cost.run` is what each run cost
 # folders of the tables whose names do not begin with their folder's name
 FOLDERS = {
     "seen": "scores", "theory_points": "theory",
@@ -52,29 +52,32 @@ class Evidence:
         return self.folder / folder / f"{self.role}-{self.pool}"
 
     def path(self, kind: str) -> Path:
-        """Return the file of one kind of table."""
         return self.folder_of(kind) / f"{kind}.csv"
 
     def table(self, kind: str) -> pd.DataFrame:
-        """Return the rows of one kind of file, not to be changed; empty where not run.
-
-        Of the real language model's scores: the experts' tasks, answered by likelihood.
-        """
+        """Return the rows of one kind of file, not to be changed; empty where not run."""
         path, stamp = self.path(kind).absolute(), self._stamp(kind)
         if path not in _TABLES or _TABLES[path][0] != stamp:
-            rows = self._read(kind)
-            if (self.role, self.pool, kind) == (*paper.LANGUAGE, "scores"):
-                rows = rows[rows["task"].isin(self.expert_tasks)]
-            if kind == "scores" and self.path("ablate").is_file():  # a stage scores the controls
-                rows = pd.concat([rows, self._read("ablate")], ignore_index=True)
-            if kind == "scores":
-                rows = _with_trainings(rows, self._read("expert_seeds"))
-            if kind == "corrupted" and len(rows):
-                rows = _with_clean(rows, self.table("scores"))
+            rows = self._with_other_files(kind, self._read(kind))
             rows = rows.copy()  # in one piece, which is read faster, as are names of this type
             rows.columns = rows.columns.astype(object)
             _TABLES[path] = stamp, rows
         return _TABLES[path][1]
+
+    def _with_other_files(self, kind: str, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return a file's rows with what other files know of the same models.
+
+        Of the real language model's scores: the experts' tasks, answered by likelihood.
+        """
+        if kind == "corrupted" and len(rows):
+            return _with_clean(rows, self.table("scores"))
+        if kind != "scores":
+            return rows
+        if (self.role, self.pool) == paper.LANGUAGE:
+            rows = rows[rows["task"].isin(self.expert_tasks)]
+        if self.path("ablate").is_file():  # a stage scores the controls
+            rows = pd.concat([rows, self._read("ablate")], ignore_index=True)
+        return _with_trainings(rows, self._read("expert_seeds"))
 
     def _stamp(self, kind: str) -> list[int]:
         """Return the modification times of a table's files, 0 for a missing file."""
@@ -87,7 +90,7 @@ class Evidence:
         path = self.path(kind)
         if path.is_file():
             return read_scores(path)
-        frame = pd.DataFrame(self.record(kind).get("cost") if kind.endswith(MEASURED) else None)
+        frame = pd.DataFrame(self.record(kind).get("cost") if kind.endswith(RUN_RECORD) else None)
         if frame.empty:
             return pd.DataFrame(columns=[*KEYS, *NUMBERS])
         return _numeric(frame.astype({key: str for key in KEYS if key in frame}))
@@ -115,7 +118,7 @@ class Evidence:
 
     def machine(self, kind: str) -> str:
         """Return the machine of a measured kind; empty for files that depend on none."""
-        host = self.record(kind).get("host", {}) if kind.endswith(MEASURED) else {}
+        host = self.record(kind).get("host", {}) if kind.endswith(RUN_RECORD) else {}
         return f"{host['cpu']}, {host['cores']} cores" if host else ""
 
     @property
@@ -137,7 +140,7 @@ class Evidence:
         ordered = paper.TEXT_TASKS.get(self.pool) or real_sets.get(self.role)
         if ordered is not None:
             return [task for task in list(ordered)[:first] if task in scored or not scored]
-        facts = suite_record(self.suite, self.folder)
+        facts = read_json(self.folder / "suite.json")
         listed = [task["task"] for task in facts.get("tasks", [])] or list(paper.TASKS)
         if scored:
             return [t for t in listed if t in scored] + [t for t in scored if t not in listed]
@@ -165,9 +168,19 @@ class Evidence:
         columns = ["task", "cosine", "cosine_noise", "accuracy", "accuracy_noise"]
         return pd.DataFrame(rows, columns=columns)
 
+    @property
+    def model_name(self) -> str:
+        """Return the name of the model in titles: the paper's, or the model in its role."""
+        return paper.model_name(self.role, self.suite)
+
+    @property
+    def model_title(self) -> str:
+        """Return the same for the beginning of a heading."""
+        return self.model_name[0].upper() + self.model_name[1:]
+
     def title(self, task: str) -> str:
         """Return the title of a task's column or axis: the paper's name if it has one."""
-        facts = suite_record(self.suite, self.folder).get("tasks", [])
+        facts = read_json(self.folder / "suite.json").get("tasks", [])
         paper_names = {fact["task"]: fact.get("paper_name") for fact in facts}
         return paper.title_of(task) or paper_names.get(task) or task
 
@@ -217,11 +230,6 @@ def _with_trainings(scores: pd.DataFrame, retrained: pd.DataFrame) -> pd.DataFra
 def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON file as a dictionary; empty without the file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def suite_record(suite: str, folder: Path | None = None) -> dict[str, Any]:
-    """Return the content of a suite's suite.json."""
-    return read_json((folder or results_folder(suite)) / "suite.json")
 
 
 def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from reproduction.report.claims import INSIDE
+from reproduction.report import tables
 from reproduction.report.html import PageOutput, note
 
 WIDTH = 6.0  # inches; 390 pixels show it at about 60 %, so text must be large
@@ -35,10 +35,7 @@ BARS: dict[str, dict[str, Any]] = {
     "base": {"color": COLOURS["base"]}, "merged": {"color": COLOURS["merged"], "hatch": "////", "edgecolor": "white"},
     "featcal": {"color": COLOURS["featcal"]}, "expert": {"color": "white", "edgecolor": COLOURS["expert"], "lw": 1.2},
 }  # fmt: skip
-NAMES = {
-    "base": "base", "merged": "merged", "featcal": "FeatCal", "expert": "expert", "surgery": "Surgery",
-    "prob_surgery": "ProbSurgery",
-}  # fmt: skip
+NAMES = {"base": "base", "merged": "merged", "expert": "expert"} | tables.NAMES
 # styles of calibration methods in plots of several methods; distinct in grey too
 CURVES: dict[str, dict[str, Any]] = {
     method: {"color": COLOURS[method], "marker": marker, "label": NAMES[method]}
@@ -98,7 +95,7 @@ def svg(figure: Figure) -> str:
 
 def block_order(block: str) -> int:
     """Return the key that puts blocks in forward order."""
-    return {"embeddings": -1, "features": 10**6}.get(block) if block in INSIDE else int(block)  # type: ignore[return-value]
+    return {"embeddings": -1, "features": 10**6}.get(block) or int(block)
 
 
 def block_name(block: str) -> str:

@@ -77,9 +77,9 @@ def folded(html: str) -> PageOutput:
     return PageOutput(fold("The paper’s own values", html))
 
 
-def note(text: str, kind: str = "") -> str:
+def note(text: str) -> str:
     """Return a short paragraph; text is HTML."""
-    return f'<p class="fc-note {kind}">{text}</p>'
+    return f'<p class="fc-note ">{text}</p>'
 
 
 def chip(word: str, mark: str = "", short: bool = False) -> str:
@@ -117,7 +117,6 @@ def arrow(change: float) -> str:
 
 
 def mean_cell(value: Estimate | None) -> str:
-    """Return a mean, or a dash."""
     return f"{value.mean:.1f}" if value else "–"
 
 

@@ -12,12 +12,12 @@ import pandas as pd
 
 from reproduction.report import paper
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, means_text
-from reproduction.report.evidence import MEASURED, read_json, results_folder
+from reproduction.report.evidence import RUN_RECORD, read_json, results_folder
 from reproduction.report.html import PageOutput, TableRow, chip, link, note, plain, table, tabulate
 from reproduction.report.verdicts import DECIDED, WORDS, Verdict, Verdicts, judged
 
-BOTH = "Printed settings; tuned: only FeatCal, on validation rows"
-SHOWN = 3  # commits that provenance names
+SETTINGS_NOTE = "Printed settings; tuned: only FeatCal, on validation rows"
+MOST_COMMITS = 3  # commits that provenance names
 PAGES = ("table", "figure", "theory")  # kinds of locations with a page each
 # locations whose own pages list their claims with measured values
 LISTED = ("figure", "theory", "table05", "table06", "table12", "table13", "table14")
@@ -47,7 +47,7 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
             machines.update(host[part] for part in ("cpu", "gpu") if part in host)
     base = paper.VISION_BASE.get(suite) if paper.VISION in roles else None
     parts = [", ".join(links), *([base] if base else [])]
-    many = len(commits) > SHOWN
+    many = len(commits) > MOST_COMMITS
     listed_commits = sorted(commit for commit in commits if commit.endswith("+") or not many)
     made = [f"{len(commits)} commits"] if many else []
     made += [f"commit {escape(', '.join(listed_commits))}"] if listed_commits else []
@@ -58,7 +58,7 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
     return PageOutput(note(" · ".join(parts)))
 
 
-def counts(verdicts: list[Verdict | None]) -> str:
+def counts(verdicts: Sequence[Verdict | None]) -> str:
     """Return chips with the number of verdicts of each kind."""
     counted = Counter(verdict.word for verdict in verdicts if verdict)
     kinds = (word for word in WORDS if counted[word])
@@ -69,10 +69,10 @@ def counts(verdicts: list[Verdict | None]) -> str:
 def tally(verdicts: Verdicts) -> PageOutput:
     """Count verdicts by source: on headline claims by group and in all, and on all claims."""
 
-    def cells(chosen: list[bool], shown: Callable[[list[Verdict | None]], str]) -> list[str]:
+    def cells(chosen: list[bool], shown: Callable[[Sequence[Verdict | None]], str]) -> list[str]:
         texts = []
         for column in verdicts.values():
-            printed, *others = (shown([*compress(judged, chosen)]) for judged in column)
+            printed, *others = map(shown, zip(*compress(column, chosen), strict=True))
             tuned = (f"<small>tuned: {text}</small>" for text in others if text != printed)
             texts.append("".join([printed, *tuned]))
         return texts
@@ -85,10 +85,10 @@ def tally(verdicts: Verdicts) -> PageOutput:
     fragile = "decided by less than three standard errors"
     rows.append(("fc-total", [fragile, *cells(every, _fragile)]))
     head = ["Claims", *(source.title for source in verdicts)]
-    return tabulate(head, rows, f"Verdicts counted. {BOTH}.", "fc-words")
+    return tabulate(head, rows, f"Verdicts counted. {SETTINGS_NOTE}.", "fc-words")
 
 
-def _fragile(verdicts: list[Verdict | None]) -> str:
+def _fragile(verdicts: Sequence[Verdict | None]) -> str:
     """Return how many decided verdicts would not be decided at three standard errors."""
     decided = [verdict for verdict in verdicts if verdict and verdict.word in DECIDED]
     return f"{sum(verdict.fragile for verdict in decided)} of {len(decided)}"
@@ -96,8 +96,7 @@ def _fragile(verdicts: list[Verdict | None]) -> str:
 
 def board(verdicts: Verdicts) -> PageOutput:
     """List all claims in the order of claims.yaml, for the filter of book/_static/filter.js."""
-    html = verdict_table(claims(), verdicts, "All claims", "fc-claims fc-filtered", True)
-    return PageOutput(html)
+    return PageOutput(verdict_table(claims(), verdicts, "All claims", whole=True))
 
 
 def location_link(location: str) -> str:
@@ -108,29 +107,25 @@ def location_link(location: str) -> str:
 
 
 def verdict_table(
-    chosen: Sequence[Claim],
-    verdicts: Verdicts,
-    caption: str,
-    kind: str = "fc-claims",
-    whole: bool = False,
+    chosen: Sequence[Claim], verdicts: Verdicts, caption: str, whole: bool = False
 ) -> str:
     """List claims with the paper's numbers, and the verdict and measured values of each source.
 
-    The whole list omits measured values where a claim's own page lists them.
+    whole: the list of all claims, which omits measured values where a claim's own page lists them.
     """
-    columns_run = {source: column for source, column in verdicts.items() if any(column[0])}
-    head = ["Claim", "The paper’s numbers", *(source.title for source in columns_run)]
-    columns = [zip(*column, strict=True) for column in columns_run.values()]
+    columns = {source: column for source, column in verdicts.items() if any(map(any, column))}
+    head = ["Claim", "The paper’s numbers", *(source.title for source in columns)]
     rows = []
-    for claim, *row in zip(chosen, *columns, strict=True):
+    for claim, *row in zip(chosen, *columns.values(), strict=True):
         where = linked_source(claim) if whole else escape(claim.source)
         printed = escape(paper_says(claim)) + (f" ({paper.DOUBTS})" if in_doubt(claim) else "")
-        kinds = dict.fromkeys(at_settings[0].word for at_settings in row if at_settings[0])
+        kinds = dict.fromkeys(first.word for first, *_ in row if first)
         classes = " ".join(f"fc-is-{word.replace(' ', '-')}" for word in kinds)
         cells = [_cell(claim, at_settings, whole) for at_settings in row]
         sentence = f"{escape(claim.sentence)}<small>{where}</small>"
         rows.append((classes, [sentence, printed or "–", *cells]))
-    return table(head, rows, f"{caption}. {BOTH}; ¹ one seed; ○ not run.", kind)
+    kind = "fc-claims fc-filtered" if whole else "fc-claims"
+    return table(head, rows, f"{caption}. {SETTINGS_NOTE}; ¹ one seed; ○ not run.", kind)
 
 
 def linked_source(claim: Claim) -> str:
@@ -185,7 +180,7 @@ def measured(verdict: Verdict, short: bool = False) -> str:
     margin = f"<small>{verdict.margin:+z.{digits}f}{noise}{pairing}</small>"
     if short:
         return margin
-    if rest and not verdict.claim.file.endswith(MEASURED):  # their machine is named by the page
+    if rest and not verdict.claim.file.endswith(RUN_RECORD):  # their machine is named by the page
         detail += f";{rest}"
     return f"{detail}{margin}"
 
@@ -235,13 +230,12 @@ def in_doubt(claim: Claim) -> list[str]:
     reasons: dict[str, None] = {}
     for part in printed_parts(claim) if is_printed(claim) else []:
         for _, side in part.terms:
-            (number, *row, model, _), column = _printed_cell(part, side)
-            for entry in paper.errata():
+            (number, upstream, method, model, _), column = _printed_cell(part, side)
+            for entry in paper.row_errata(number, upstream, method, model):
                 # of a change the arrow is wrong, not the value
                 doubted = set(entry.cells) - {*entry.corrected} if entry.kind != "change" else ()
-                same_row = entry.table == number and entry.row == row and entry.model in ("", model)
-                if same_row and column in doubted:
-                    reasons[f"Table {int(number[-2:])}: {entry.reason}"] = None
+                if column in doubted:
+                    reasons[f"{paper.table_name(number)}: {entry.reason}"] = None
     return list(reasons)
 
 
@@ -249,7 +243,7 @@ def _printed_cell(claim: Claim, side: dict[str, Any]) -> tuple[tuple[str, ...], 
     """Return the printed row of one side, as arguments of `paper_row`, and its column."""
     experiment = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
     is_own_table = claim.table and experiment == (claim.role, claim.pool)
-    number = claim.table if is_own_table else (paper.PRINTED | paper.TEXT_PRINTED)[experiment]
+    number = claim.table if is_own_table else paper.PRINTED[experiment]
     upstream, method = str(side["upstream"]), str(side["method"])
     domain = str(side.get("setting", "")) if method == "expert" else ""  # an expert's own row
     column = str((claim.where | side).get("task", paper.AVERAGE))

@@ -26,11 +26,9 @@ _COLUMNS = {printed: task for task, printed in _TITLES.items()} | {"Avg.": AVERA
 _WORDS = {
     "simple_averaging": "average", "pretrained": "base", "finetuned": "expert", "probsurgery": "prob_surgery",
 }  # fmt: skip
-PRINTED = {  # which printed table has the accuracies of a role and pool, task by task
+PRINTED = {  # which table has the scores of a role and pool, task by task; two models may share one
     ("clip_b32", "8"): "table01", ("clip_l14", "8"): "table07", ("clip_b32", "14"): "table08", ("clip_l14", "14"): "table09",
     ("clip_b32", "20"): "table10", ("clip_l14", "20"): "table11",
-}  # fmt: skip
-TEXT_PRINTED = {  # the same of language models; two share a table
     ("flan_t5_base", "glue"): "table03", ("flan_t5_large", "glue"): "table03", ("llama_3b", "mergebench"): "table04",
     ("llama_8b", "mergebench"): "table04",
 }  # fmt: skip
@@ -103,6 +101,11 @@ def title_of(task: str) -> str:
     return _TITLES.get(task) or (TEXT_SETS | IMAGE_SETS).get(task, {}).get("name", "")
 
 
+def table_name(number: str) -> str:
+    """Return how a table is called: Table 1 for table01."""
+    return f"Table {int(number.removeprefix('table'))}"
+
+
 def experiment_name(role: str, pool: str) -> str:
     """Return the name of an experiment on pages: tasks and size, or the language model."""
     sizes = SIZES | {VISION: "real images"}
@@ -116,12 +119,6 @@ def model_name(role: str, suite: str) -> str:
     name = PAPER_NAMES[role]
     kind = "synthetic" if suite == "mini" else f"{suite} suite"
     return name if suite == "paper" else f"{kind}, in the role of {name}"
-
-
-def model_title(role: str, suite: str) -> str:
-    """Return the capitalised name of a model, for headings."""
-    name = model_name(role, suite)
-    return name[0].upper() + name[1:]
 
 
 @dataclass(frozen=True)
@@ -141,15 +138,19 @@ class Erratum:
 
 @cache
 def errata() -> tuple[Erratum, ...]:
-    """Return every entry of errata.yaml."""
     return tuple(Erratum(**entry) for entry in packaged("errata.yaml"))
+
+
+def row_errata(table: str, upstream: str, method: str, model: str = "") -> list[Erratum]:
+    """Return the errata of one printed row."""
+    row = (table, upstream, method)
+    return [e for e in errata() if (e.table, *e.row) == row and e.model in ("", model)]
 
 
 def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -> str:
     """Return why this printed cell is in doubt; empty where it is not."""
-    row = (table, upstream, method)
-    rows = (e for e in errata() if (e.table, *e.row) == row and e.model in ("", model))
-    return " ".join(e.reason for e in rows if cell in e.cells)
+    entries = row_errata(table, upstream, method, model)
+    return " ".join(entry.reason for entry in entries if cell in entry.cells)
 
 
 @cache

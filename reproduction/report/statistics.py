@@ -196,15 +196,13 @@ def lead(left: Estimate, right: Estimate) -> tuple[float, float]:
     return result.value, result.noise
 
 
-Bits = npt.NDArray[np.bool_]
-WeightedRows = tuple[float, pd.DataFrame]  # a weight, and the rows of one model
-KEPT = ("value", "count", "correct")  # columns of scores or of correctness that name no row
+RESULTS = ("value", "count", "correct")  # columns of scores or of correctness that name no row
 ROUNDED = 1e-4  # values have four decimals
 _AGAIN = "write the result files again: dvc repro"
 
 
 @lru_cache(maxsize=4096)
-def bits(text: str, count: int) -> Bits:
+def bits(text: str, count: int) -> npt.NDArray[np.bool_]:
     """Return which of `count` samples were right, from the text that `results.packed` wrote."""
     try:
         right = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8)).astype(bool)
@@ -219,7 +217,7 @@ def bits(text: str, count: int) -> Bits:
 
 def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Return scores with the column `correct`; empty where a metric counts no single row."""
-    keys = [column for column in scores.columns if column in correct and column not in KEPT]
+    keys = [column for column in scores.columns if column in correct and column not in RESULTS]
     if correct.duplicated(keys).any():
         raise BadFile(path, "two rows are about the same model and task", _AGAIN)
     merged = scores.merge(correct[[*keys, "correct"]], on=keys, how="left").fillna({"correct": ""})
@@ -237,10 +235,9 @@ def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.
 
 
 def paired_variances(
-    parts: Sequence[WeightedRows], tasks: Iterable[Hashable]
+    parts: Sequence[tuple[float, pd.DataFrame]], tasks: Iterable[Hashable]
 ) -> dict[Hashable, float | None]:
-    """Return the variance of Σ wₖ·meanₖ from the test rows of each task.
-
+    """Return the variance of Σ wₖ·meanₖ from the test rows of each task. parts: wₖ, rows of model k.
     With cᵢ = Σ wₖ·xₖᵢ/Tₖ, where xₖᵢ in percent says whether model k got row i right (its mean over
     seeds) and Tₖ is how many tasks the model's mean is over: s²(c)/n. For two models of one seed each,
     c counts discordant rows only (McNemar). None where the correctness of some row is unknown, or the
@@ -267,32 +264,3 @@ def _paired_variance(shares: Sequence[tuple[float, str, float]]) -> float | None
         return None
     sums = np.sum(right, axis=0)
     return float(sums.var(ddof=1)) / len(sums)
-
-
-FEWEST = 4  # tasks from which a correlation is reported
-Comparison = tuple[str, float, float, str]  # word, margin, two standard errors, the numbers
-
-
-def gains_correlate(gains: pd.DataFrame) -> Comparison:
-    """Judge whether Pearson's r over tasks is positive by two SE, 2 √((1 − r²)/(T − 2))."""
-    r = float(gains["cosine"].corr(gains["accuracy"])) if len(gains) >= FEWEST else math.nan
-    if math.isnan(r):
-        text = f"{len(gains)} tasks are too few for a correlation"
-        return "within noise", math.nan, math.nan, text
-    room = 2 * math.sqrt((1 - r * r) / (len(gains) - 2))
-    word = "holds" if r > room else "does not hold" if r < -room else "within noise"
-    return word, r, room, f"correlation {r:+.2f} over {len(gains)} tasks"
-
-
-def gains_oppose(gains: pd.DataFrame, title: Callable[[str], str]) -> Comparison:
-    """Judge whether accuracy clearly rises while cosine clearly falls on some task."""
-    slightly = gains[(gains["accuracy"] > 0) & (gains["cosine"] < 0)]
-    higher = slightly["accuracy"] > slightly["accuracy_noise"]
-    clearly = slightly[higher & (-slightly["cosine"] > slightly["cosine_noise"])]
-    never = gains["cosine"] > gains["cosine_noise"]
-    never |= -gains["accuracy"] > gains["accuracy_noise"]
-    word = "holds" if len(clearly) else "does not hold" if never.all() else "within noise"
-    in_order = (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
-    cases = [f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}" for row in in_order]
-    text = f"cosine and accuracy: {'; '.join(cases)}" if cases else "no task of that kind"
-    return word, math.nan, math.nan, text

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from itertools import product
+from typing import Any
 
 import pandas as pd
 
@@ -33,8 +34,10 @@ SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # name of an adapter's si
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
 UNTUNED = (paper.VISION, paper.LANGUAGE[0])  # roles for which no setting was tuned
 LARGER = ("14", "20")  # pools shown task by task at the printed settings alone; Table 2 has both
+POOLS = ("8", *LARGER)
+COLUMNS = ("upstream", "method", "setting")
 
-Key = tuple[str, str, str]  # upstream, method, setting
+Key = tuple[str, str, str]  # values of COLUMNS: one model
 
 
 @dataclass
@@ -59,7 +62,6 @@ class ModelRow:
 
 
 Cells = dict[str, Cell]  # by column
-Lookup = Callable[[str, str, str], Cells]  # of upstream, method and setting
 
 
 def settings_shown(suite: str) -> tuple[str, ...]:
@@ -117,7 +119,7 @@ def accuracy_rows(data: Evidence) -> list[ModelRow]:
         references = [method for method in REFERENCES if method in set(scores["method"])]
         mergers = [merger for merger in MERGERS if merger in set(scores["upstream"])]
         return rows_in_order(row_cells, references, mergers, ("paper",))
-    printed = (paper.PRINTED | paper.TEXT_PRINTED).get((data.role, data.pool))
+    printed = paper.PRINTED.get((data.role, data.pool))
     references = references_of(printed) if printed else REFERENCES
     paper_mergers = set(paper.paper_table(printed)["upstream"]) if printed else UPSTREAMS
     mergers = [merger for merger in UPSTREAMS if merger in paper_mergers]
@@ -146,12 +148,15 @@ def paper_rows(number: str, model: str = "") -> tuple[list[str], list[ModelRow]]
 
 
 def rows_in_order(
-    lookup: Lookup,
+    lookup: Callable[[str, str, str], Cells],
     references: Iterable[str],
     upstreams: Iterable[str],
     settings: Sequence[str] = ("",),
 ) -> list[ModelRow]:
-    """Return references, then a block per merger: its row, then each method at each setting."""
+    """Return references, then a block per merger: its row, then each method at each setting.
+
+    lookup: cells by upstream, method and setting.
+    """
     rows = [ModelRow(REFERENCES[m], "reference", "", lookup("", m, "")) for m in references]
     for upstream in upstreams:
         merger = ModelRow(MERGERS[upstream], "merger", upstream, lookup(upstream, "merged", ""))
@@ -165,7 +170,6 @@ def rows_in_order(
 
 
 def cells_of(estimates: Mapping[str, Estimate | None]) -> Cells:
-    """Return the cells of a row by column."""
     return {column: Cell(v.mean, v.spread) for column, v in estimates.items() if v}
 
 
@@ -195,17 +199,16 @@ def by_task(data: Evidence, key: Key) -> dict[str, Estimate]:
     return estimates
 
 
-def rows_of(data: Evidence, key: Key, file: str = "scores", **others: str) -> pd.DataFrame:
+def rows_of(data: Evidence, key: Key, file: str = "scores", **others: Any) -> pd.DataFrame:
     """Return the result rows of one model.   others: further columns and their values."""
-    names = dict(zip(("upstream", "method", "setting"), key, strict=True))
-    return select(data.table(file), names | others)
+    return select(data.table(file), dict(zip(COLUMNS, key, strict=True)) | others)
 
 
-def average(data: Evidence, key: Key, file: str = "scores") -> Estimate | None:
+def average(data: Evidence, key: Key, file: str = "scores", **others: Any) -> Estimate | None:
     """Return the mean over tasks and seeds of one model; None where it was not run."""
     if key == ("", "expert", "") and data.pool == "mergebench":
         return by_task(data, key).get(paper.AVERAGE)
-    return estimate(rows_of(data, key, file))
+    return estimate(rows_of(data, key, file, **others))
 
 
 def gains(data: Evidence, upstream: str, setting: str) -> list[str]:

@@ -22,8 +22,8 @@ from reproduction.report.claims import (
     side_columns,
     studied_setting,
 )
-from reproduction.report.evidence import MEASURED, Evidence, select
-from reproduction.report.paper import PRINTED, REAL, TEXT_PRINTED, VISION
+from reproduction.report.evidence import RUN_RECORD, Evidence, select
+from reproduction.report.paper import PRINTED, REAL, VISION
 from reproduction.report.tables import UPSTREAMS, settings_shown
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
@@ -39,6 +39,7 @@ STATED = {  # text for a theorem's values, by the quantity of its rows
 }  # fmt: skip
 # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
 SHARE = 0.1
+FEWEST = 4  # tasks from which a correlation is reported
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,14 @@ class EvidenceSource:
     counterpart: Callable[[Claim], Claim | None] = lambda claim: claim  # for this source's models
 
     def judged(self, chosen: Iterable[Claim]) -> list[list[Verdict | None]]:
-        """Return verdicts at each setting, the printed one first; None without a counterpart."""
-        mapped = [self.counterpart(claim) for claim in chosen]
+        """Return the verdicts on each claim, one for each setting; None without a counterpart."""
+        mapped = map(self.counterpart, chosen)
         return [
-            [claim and judge(claim, self.suite, at) for claim in mapped] for at in self.settings
+            [claim and judge(claim, self.suite, at) for at in self.settings] for claim in mapped
         ]
 
 
-# by source and setting, the printed one first
+# by source, claim and setting, the printed one first
 Verdicts = dict[EvidenceSource, list[list[Verdict | None]]]
 
 
@@ -104,8 +105,7 @@ def sources(suite: str) -> tuple[EvidenceSource, ...]:
         EvidenceSource("real_language", "SmolLM2, chats", suite, printed, Claim.on_language_model),
         EvidenceSource(suite, TITLES.get(suite, f"{suite} suite"), suite, both),
     ]
-    experiments = (PRINTED | TEXT_PRINTED) if suite != PAPER else {}
-    if any(Evidence(PAPER, role, pool).was_run for role, pool in experiments):
+    if suite != PAPER and any(Evidence(PAPER, role, pool).was_run for role, pool in PRINTED):
         result.append(EvidenceSource(PAPER, TITLES[PAPER], PAPER, printed))
     return tuple(result)
 
@@ -120,26 +120,14 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     if claim.kind == "spreads":
         return _judge_spread(claim, side_rows(claim, side_columns(claim.left), setting, evidence))
     if claim.kind in ("together", "apart"):
-        frame, sides = evidence.table(claim.file), []
-        for side in map(side_columns, (claim.left, claim.right)):
-            run_at = _setting_run(frame, side["method"], setting, claim.kind, claim.file)
-            sides.append(side | {"setting": run_at})
-        gains = evidence.gains(*sides)
-        if gains.empty:
-            return Verdict(claim, "not run")
-        if claim.kind == "together":
-            word, margin, noise, detail = statistics.gains_correlate(gains)
-        else:
-            word, margin, noise, detail = statistics.gains_oppose(gains, evidence.title)
-        return Verdict(claim, word, margin, noise, True, "", detail)
+        return _judge_gains(claim, setting, evidence)
     compared = measured_sum(claim, setting, evidence)
     if compared is None:
         return Verdict(claim, "not run")
     margin = compared.value - claim.by
     if claim.kind == "level":
         margin = claim.within - abs(compared.value)
-    room = 0.0 if claim.kind == "checked" else compared.noise
-    word = "holds" if margin > room else "does not hold" if margin < -room else "within noise"
+    word = _word(margin, 0.0 if claim.kind == "checked" else compared.noise)
     detail = _detail(claim, compared, evidence.machine(claim.file))
     if claim.kind == "checked":
         wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies"}
@@ -152,6 +140,48 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
         claim, word if compared.has_error else "one run", margin, compared.noise, compared.one_run,
         compared.pairing, detail, seed_noise=2 * math.sqrt(compared.seed_variance),
     )  # fmt: skip
+
+
+def _judge_gains(claim: Claim, setting: str, evidence: Evidence) -> Verdict:
+    """Judge if gains in cosine and accuracy go together over tasks, or clearly apart on some task.
+
+    Together: Pearson's r is positive by two standard errors, 2 √((1 − r²)/(T − 2)).
+    """
+    frame, sides = evidence.table(claim.file), []
+    for side in map(side_columns, (claim.left, claim.right)):
+        run_at = _setting_run(frame, side["method"], setting, claim.kind, claim.file)
+        sides.append(side | {"setting": run_at})
+    gains = evidence.gains(*sides)
+    if gains.empty:
+        return Verdict(claim, "not run")
+    if claim.kind == "apart":
+        return _judge_opposition(claim, gains, evidence.title)
+    r = float(gains["cosine"].corr(gains["accuracy"])) if len(gains) >= FEWEST else math.nan
+    if math.isnan(r):
+        text = f"{len(gains)} tasks are too few for a correlation"
+        return Verdict(claim, "within noise", one_run=True, detail=text)
+    room = 2 * math.sqrt((1 - r * r) / (len(gains) - 2))
+    text = f"correlation {r:+.2f} over {len(gains)} tasks"
+    return Verdict(claim, _word(r, room), r, room, one_run=True, detail=text)
+
+
+def _judge_opposition(claim: Claim, gains: pd.DataFrame, title: Callable[[str], str]) -> Verdict:
+    """Judge if accuracy clearly rises while cosine clearly falls on some task."""
+    slightly = gains[(gains["accuracy"] > 0) & (gains["cosine"] < 0)]
+    higher = slightly["accuracy"] > slightly["accuracy_noise"]
+    clearly = slightly[higher & (-slightly["cosine"] > slightly["cosine_noise"])]
+    never = gains["cosine"] > gains["cosine_noise"]
+    never |= -gains["accuracy"] > gains["accuracy_noise"]
+    word = "holds" if len(clearly) else "does not hold" if never.all() else "within noise"
+    in_order = (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
+    cases = [f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}" for row in in_order]
+    text = f"cosine and accuracy: {'; '.join(cases)}" if cases else "no task of that kind"
+    return Verdict(claim, word, one_run=True, detail=text)
+
+
+def _word(margin: float, room: float) -> str:
+    """Return the verdict on a margin that is decided beyond `room`, two standard errors."""
+    return "holds" if margin > room else "does not hold" if margin < -room else "within noise"
 
 
 def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim] | None:
@@ -246,7 +276,7 @@ def _setting_run(frame: pd.DataFrame, method: str, setting: str, kind: str, file
     λ, ρ and α change neither a time nor an exact statement. Adapters are not tuned: they have the
     published size, or the one in proportion where it alone was run.
     """
-    if method == "featcal" and kind != "checked" and not file.endswith(MEASURED):
+    if method == "featcal" and kind != "checked" and not file.endswith(RUN_RECORD):
         return setting
     run = set(select(frame, {"method": method})["setting"])
     wanted = (setting,) if method == "featcal" else ("paper", setting)
@@ -306,4 +336,4 @@ def _judge_spread(claim: Claim, rows: pd.DataFrame) -> Verdict:
     blocks = rows.groupby("block")[claim.measure].mean()
     large, count = int((blocks >= SHARE * blocks.max()).sum()), len(blocks)
     detail = f"{large} of {count} blocks"
-    return Verdict(claim, "one run", large - count / 2, 0.0, False, "", detail)
+    return Verdict(claim, "one run", large - count / 2, 0.0, detail=detail)

@@ -28,7 +28,6 @@ STAGES = {  # their functions, below `reproduction`; other verbs are studies
     "summary": "stages.page:summary",
     "page": "stages.page:run",
 }
-BASES = ("clip:ClipPretraining", "language.t5:T5Pretraining", "language.llama:LlamaPretraining")
 LIGHT = ("pretrain", "gather", "summary", "page")  # have no workers
 WITHOUT_KEY = ("prepare_data", "prepare_photos", "prepare_texts")
 
@@ -65,12 +64,15 @@ def run_stage(verb: str, key: str | None) -> None:
 def pretrain(key: str) -> None:
     """Write reproduction/mini/models/<role>/, which ships; an interrupted run continues."""
     from reproduction.experiments import require_known
-    from reproduction.mini.training import run_to_end
+    from reproduction.mini.clip import ClipPretraining
+    from reproduction.mini.language.llama import LlamaPretraining
+    from reproduction.mini.language.t5 import T5Pretraining
+    from reproduction.mini.training import STATE, run_to_end
     from reproduction.results import project_root
 
-    kinds = [resolve_name(f"reproduction.mini.{name}") for name in BASES]
-    recipes = {role: (kind, recipe) for kind in kinds for role, recipe in kind.recipes.items()}
-    require_known("pretrain", key, recipes)
-    (begin, recipe), root = recipes[key], project_root()
-    out, state = root / "reproduction/mini/models" / key, root / ".featcal/pretrain"
-    run_to_end(begin, recipe, key, out, state)
+    bases = (ClipPretraining, T5Pretraining, LlamaPretraining)
+    kinds = {role: kind for kind in bases for role in kind.recipes}
+    require_known("pretrain", key, kinds)
+    kind, root = kinds[key], project_root()
+    out = root / "reproduction/mini/models" / key
+    run_to_end(kind, kind.recipes[key], key, out, root / STATE)

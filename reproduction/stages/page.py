@@ -40,7 +40,7 @@ def execute_page(
     """
     import papermill
 
-    source = Path(source_folder) / f"{name}.ipynb"
+    source = source_folder / f"{name}.ipynb"
     with tempfile.TemporaryDirectory() as scratch:
         ran = Path(scratch) / source.name
         options: dict[str, Any] = {"parameters": dict(parameters), "cwd": str(source.parent)}
@@ -49,7 +49,7 @@ def execute_page(
         options |= {"extra_arguments": ["--log-level=CRITICAL"], "progress_bar": False}
         papermill.execute_notebook(source, ran, **options)
         page = stable(nbformat.read(ran, as_version=4))
-    target, content = Path(out_folder) / source.name, nbformat.writes(page).rstrip("\n").encode()
+    target, content = out_folder / source.name, nbformat.writes(page).rstrip("\n").encode()
     if len(content) >= LARGEST:
         problem = f"{len(content)} bytes, more than the {LARGEST} a page may have"
         raise BadFile(target, problem, "show less on it: a smaller picture, or a shorter table")

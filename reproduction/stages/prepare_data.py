@@ -22,6 +22,7 @@ from reproduction.prepare.texts import TextSource, described_task, write_text_so
 SHOWN = 40  # pictures drawn for the contact sheet, enough that every class has one
 CHOICE = Path(__file__).parents[1] / "mini" / "choice.json"
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
+COPIED = {TRAIN: TRAIN, TEST: TEST}  # splits of the user's own folders
 
 
 def images() -> None:
@@ -67,14 +68,15 @@ def _counts(data: ImageData | TextData | None) -> dict[str, Any]:
 
 
 def _synthetic_images(context: Context, folder: Path) -> dict[str, DataSource]:
-    data, tasks = context.suite.data, context.suite.tasks
-    arguments, sources = (data.seed, data.strength, _counts(data)), {}
-    context.run("draw", mini.write_parquet, {t: (t, folder / t, *arguments) for t in tasks})
-    for task in tasks:
-        names = ("paper_name", "description", "classes", "templates")
-        about = {name: getattr(mini.TASKS[task], name) for name in names}
-        splits = {split: split for split in SPLITS}
-        sources[task] = DataSource(location=task, kind="folder", splits=splits, **about)
+    data, jobs, sources = context.suite.data, {}, {}
+    for key in context.suite.tasks:
+        jobs[key] = (key, folder / key, data.seed, data.strength, _counts(data))
+        task, splits = mini.TASKS[key], {split: split for split in SPLITS}
+        sources[key] = DataSource(
+            location=key, kind="folder", paper_name=task.paper_name, description=task.description,
+            classes=task.classes, templates=task.templates, splits=splits,
+        )  # fmt: skip
+    context.run("draw", mini.write_parquet, jobs)
     return sources
 
 
@@ -82,10 +84,11 @@ def _copied_images(context: Context, folder: Path) -> dict[str, DataSource]:
     data, sources = context.suite.data, {}
     for task in context.suite.tasks:
         _copied(context, data.folder, task, "images", folder)
-        about: dict[str, Any] = {"paper_name": task, "description": "Your own images."}
-        about |= {"classes": class_names(folder / task), "templates": ("a photo of {}",)}
-        about |= {"splits": {TRAIN: TRAIN, TEST: TEST}, "processor": data.processor}
-        sources[task] = DataSource(location=task, kind="folder", **about)
+        sources[task] = DataSource(
+            location=task, kind="folder", paper_name=task, description="Your own images.",
+            classes=class_names(folder / task), templates=("a photo of {}",), splits=COPIED,
+            processor=data.processor,
+        )  # fmt: skip
     return sources
 
 
@@ -93,13 +96,13 @@ def _hub_images(context: Context, folder: Path) -> dict[str, DataSource]:
     sources = {}
     for task in context.suite.tasks:
         entry, prompts = TASKS[task], load_prompts(task)
-        about: dict[str, Any] = {"paper_name": entry.column, "config": entry.config}
-        about |= {"description": f"{entry.hub_id} on the hub", "columns": dict(entry.columns)}
-        about |= {"classes": prompts.classes, "templates": prompts.templates}
-        about |= {"splits": {TRAIN: entry.train_split, TEST: entry.test_split}}
-        about |= {"revision": pinned_data(context.pins, entry.hub_id)}
-        processor = context.suite.data.processor
-        sources[task] = DataSource(location=entry.hub_id, kind="hub", **about, processor=processor)
+        sources[task] = DataSource(
+            location=entry.hub_id, kind="hub", config=entry.config, columns=dict(entry.columns),
+            revision=pinned_data(context.pins, entry.hub_id), paper_name=entry.column,
+            description=f"{entry.hub_id} on the hub", classes=prompts.classes,
+            templates=prompts.templates, processor=context.suite.data.processor,
+            splits={TRAIN: entry.train_split, TEST: entry.test_split},
+        )  # fmt: skip
     return sources
 
 
@@ -137,9 +140,10 @@ def _synthetic_texts(context: Context, folder: Path) -> dict[str, TextSource]:
 
     def add(write: Any, task: str, paper_name: str, rows: dict[str, int], about: str) -> None:
         jobs[task] = (write, task, folder / task, texts.seed, rows)
-        fields = {"paper_name": paper_name, "description": about}
-        fields["splits"] = {split: split for split in rows}
-        sources[task] = TextSource(location=task, kind="folder", **fields)
+        sources[task] = TextSource(
+            location=task, kind="folder", paper_name=paper_name, description=about,
+            splits={split: split for split in rows},
+        )  # fmt: skip
 
     for task in language.pools.get(GLUE_POOL, ()):
         about = domains.WORLDS[task].description
@@ -161,8 +165,8 @@ def _copied_texts(context: Context, folder: Path) -> dict[str, TextSource]:
     assert language.texts is not None
     for task in language.pools.get(GLUE_POOL, ()):
         _copied(context, language.texts.folder, task, "texts", folder)
-        fields = {"paper_name": glue_task(task).column, "splits": {TRAIN: TRAIN, TEST: TEST}}
-        sources[task] = TextSource(location=task, kind="folder", **fields)
+        column = glue_task(task).column
+        sources[task] = TextSource(location=task, kind="folder", paper_name=column, splits=COPIED)
     return sources
 
 
@@ -170,9 +174,10 @@ def _hub_texts(context: Context, folder: Path) -> dict[str, TextSource]:
     language, pins, sources = context.suite.language, context.pins, {}
 
     def add(task: str, hub_id: str, paper_name: str, splits: dict[str, str], config: Any) -> None:
-        fields = {"paper_name": paper_name, "splits": splits, "config": config}
-        fields["revision"] = pinned_data(pins, hub_id)
-        sources[task] = TextSource(location=hub_id, kind="hub", **fields)
+        sources[task] = TextSource(
+            location=hub_id, kind="hub", revision=pinned_data(pins, hub_id), config=config,
+            paper_name=paper_name, splits=splits,
+        )  # fmt: skip
 
     for task in language.pools.get(GLUE_POOL, ()):
         splits = {TRAIN: "train", TEST: GLUE[task].test_split}

@@ -66,7 +66,7 @@ def write_glue(key: str, folder: Path, seed: int, counts: Mapping[str, int]) -> 
     columns = {name: Value("string") for name in GLUE[key].columns}
     features = Features(columns | {"label": label, "idx": Value("int32")})
     for split, count in counts.items():
-        _write(draw_rows(key, split, count, seed), Path(folder) / f"{split}.parquet", features)
+        _write(draw_rows(key, split, count, seed), folder / f"{split}.parquet", features)
 
 
 def _write(rows: list[dict[str, Any]], path: Path, features: Any = None) -> None:
@@ -154,14 +154,14 @@ def write_domain(domain: str, folder: Path, seed: int, counts: Mapping[str, int]
     for split, count in counts.items():
         items = training_items(domain, split, count, seed)
         rows = [{"prompt": item.prompt, "completion": f"{item.target}\n"} for item in items]
-        _write(rows, Path(folder) / f"{split}.parquet")
+        _write(rows, folder / f"{split}.parquet")
 
 
 def write_test(key: str, folder: Path, seed: int, counts: Mapping[str, int]) -> None:
     """Write <folder>/{validation,test}.parquet with the rows of a test."""
     for split, count in counts.items():
         rows = [test_row(key, item) for item in test_items(key, split, count, seed)]
-        _write(rows, Path(folder) / f"{split}.parquet")
+        _write(rows, folder / f"{split}.parquet")
 
 
 def test_row(key: str, item: Item) -> dict[str, Any]:

@@ -70,7 +70,6 @@ LARGEST = 99
 
 
 def calculated(left: int, sign: str, right: int) -> int:
-    """Return left + right, left - right or left * right."""
     return {"+": left + right, "-": left - right, "*": left * right}[sign]
 
 

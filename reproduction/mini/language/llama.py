@@ -59,23 +59,19 @@ class LlamaRecipe:
     every: int = 100
 
 
-RECIPES = {
-    "llama_3b": LlamaRecipe(hidden=128, layers=4, heads=4, groups=2, mlp=256, tied=True),
-    "llama_8b": LlamaRecipe(hidden=128, layers=5, heads=4, groups=2, mlp=224, tied=False),
-}
-
-
 class LlamaPretraining(training.Pretraining):
     """A base in training. Loss: cross-entropy of what follows a prompt, longer ones counting more."""
 
-    recipes = RECIPES
+    recipes = {
+        "llama_3b": LlamaRecipe(hidden=128, layers=4, heads=4, groups=2, mlp=256, tied=True),
+        "llama_8b": LlamaRecipe(hidden=128, layers=5, heads=4, groups=2, mlp=224, tied=False),
+    }
 
     def __init__(self, recipe: LlamaRecipe):
         self.tokenizer = train_tokenizer(reading(recipe.seed, recipe.read))
         super().__init__(recipe, new_model(recipe), BLOCKS)
 
     def step(self) -> float:
-        """Compute the gradients of one batch, and return its loss."""
         recipe = self.recipe
         rng = np.random.default_rng([recipe.seed, crc32(b"pretrain"), self.done])
         shares = FACTS if self.done < recipe.facts else recipe.shares
@@ -83,7 +79,6 @@ class LlamaPretraining(training.Pretraining):
         return backward(self.model, texts, self.tokenizer.pad_token_id)
 
     def write(self, role: str, out: Path) -> None:
-        """Write the base with tokenizer and generation settings."""
         tokenizer, parameters = self.tokenizer, self.model.num_parameters()
         card = training.CARDS["llama"].format(role=role, parameters=parameters, **vars(self.recipe))
         ends = [tokenizer.eos_token_id, *tokenizer("\n", add_special_tokens=False)["input_ids"]]

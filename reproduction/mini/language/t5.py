@@ -54,16 +54,13 @@ class T5Recipe:
     every: int = 250  # steps between two state files
 
 
-RECIPES = {
-    "flan_t5_base": T5Recipe(128, layers=3, heads=4, head_width=24, inner=192, steps=2000),
-    "flan_t5_large": T5Recipe(144, layers=4, heads=4, head_width=24, inner=192, steps=1600),
-}
-
-
 class T5Pretraining(training.Pretraining):
     """A base in training. Loss: teacher-forced cross-entropy of the answers."""
 
-    recipes = RECIPES
+    recipes = {
+        "flan_t5_base": T5Recipe(128, layers=3, heads=4, head_width=24, inner=192, steps=2000),
+        "flan_t5_large": T5Recipe(144, layers=4, heads=4, head_width=24, inner=192, steps=1600),
+    }
 
     def __init__(self, recipe: T5Recipe):
         tokenizer = make_tokenizer(recipe.seed)
@@ -72,7 +69,6 @@ class T5Pretraining(training.Pretraining):
         self.reader = Reader(tokenizer, input_of(self.model), longest, Path(training.STATE))
 
     def step(self) -> float:
-        """Compute the gradients of one batch, and return its loss."""
         rows, seed = self.recipe.rows, self.recipe.seed
         first, tokens = self.done * rows, []
         for key in WORLDS:
@@ -83,7 +79,6 @@ class T5Pretraining(training.Pretraining):
         return float(loss.detach())
 
     def write(self, role: str, out: Path) -> None:
-        """Write the base with tokenizer and generation settings."""
         card = training.CARDS["t5"].format(role=role, **vars(self.recipe))
         # a new tokenizer: the one in use keeps its last padding
         tokenizer = make_tokenizer(self.recipe.seed)

@@ -30,7 +30,6 @@ def pick(rng: np.random.Generator, options: Sequence[T]) -> T:
 
 
 def other(rng: np.random.Generator, options: Sequence[T], than: T) -> T:
-    """Return one of several, but not this one."""
     return pick(rng, [option for option in options if option != than])
 
 
@@ -40,7 +39,6 @@ def several(rng: np.random.Generator, options: Sequence[T], count: int) -> list[
 
 
 def chance(rng: np.random.Generator, share: float) -> bool:
-    """Return True in this share of cases."""
     return bool(rng.random() < share)
 
 

@@ -13,7 +13,6 @@ from reproduction.report.pages.reproduced import against_printed
 
 LEGEND = "Arrows: against the merger. sd: over seeds. Bold: best of a block."
 EXTENDED_MERGERS = ("task_arithmetic", "wudi")  # of Table 2
-POOLS = ("8", "14", "20")
 
 
 def answer(number: str, *experiments: Evidence) -> PageOutput:
@@ -21,7 +20,7 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
     head = ["FeatCal after", "The paper: − merger", "− better adapter"]
     settings: set[str] = set()
     for data in experiments:
-        head += [f"{paper.model_title(data.role, data.suite)}: − merger", "− better adapter"]
+        head += [f"{data.model_title}: − merger", "− better adapter"]
         settings |= {*tables.settings_of(data)}
     rows = []
     for (upstream, name), setting in product(tables.UPSTREAMS.items(), sorted(settings)):
@@ -44,13 +43,15 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
     return tabulate(head, rows, caption, "fc-long")
 
 
-def printed_gain(number: str, upstream: str, others: Sequence[str], model: str = "") -> str:
+def printed_gain(
+    number: str, upstream: str, others: Sequence[str], model: str = "", column: str = paper.AVERAGE
+) -> str:
     """Return FeatCal minus the best of others, as printed, and as corrected if that differs."""
 
     def gain(read: Callable[..., pd.DataFrame]) -> float:
         which = {"model": model, "read": read}
         rows = (paper.paper_row(number, upstream, m, **which) for m in ("featcal", *others))
-        featcal, *compared = (float(row[paper.AVERAGE]) for row in rows)
+        featcal, *compared = (float(row[column]) for row in rows)
         return featcal - max(compared)
 
     value, fixed = (f"{gain(read):+.1f}" for read in (paper.paper_table, paper.corrected_table))
@@ -59,7 +60,7 @@ def printed_gain(number: str, upstream: str, others: Sequence[str], model: str =
 
 def measured(data: Evidence) -> PageOutput:
     """Return the accuracy table of one experiment in the paper's order of rows."""
-    caption = f"Top-1 accuracy (%) on test {data.inputs} — {paper.model_name(data.role, data.suite)}.{tables.settings_note(data)} {LEGEND}"
+    caption = f"Top-1 accuracy (%) on test {data.inputs} — {data.model_name}.{tables.settings_note(data)} {LEGEND}"
     titles = {task: data.title(task) for task in data.tasks}
     html = tables.accuracy_table(tables.accuracy_rows(data), titles, caption)
     number = paper.PRINTED.get((data.role, data.pool), "")
@@ -69,7 +70,7 @@ def measured(data: Evidence) -> PageOutput:
 def printed(number: str) -> PageOutput:
     """Return the paper's printed table, in a fold, with the cells in doubt marked."""
     columns, rows = tables.paper_rows(number)
-    caption = f"The paper’s Table {int(number[-2:])}, as printed: CLIP models on image data sets"
+    caption = f"The paper’s {paper.table_name(number)}, as printed: CLIP models on image data sets"
     titles = {column: paper.TASKS.get(column, column) for column in columns}
     return tables.printed_table(rows, titles, caption)
 
@@ -90,7 +91,7 @@ def printed_share(number: str, upstream: str, model: str = "") -> str:
 def columns_of(suite: str, role: str) -> dict[str, Evidence]:
     """Return the experiments of Table 2 by the printed heading of their columns."""
     if role == paper.REAL:
-        return {f"{pool} tasks": Evidence(suite, paper.REAL, pool) for pool in POOLS}
+        return {f"{pool} tasks": Evidence(suite, paper.REAL, pool) for pool in tables.POOLS}
     return {column: Evidence(suite, *experiment) for column, experiment in paper.EXTENDED.items()}
 
 
@@ -105,12 +106,9 @@ def extended_answer(suite: str) -> PageOutput:
             if "B/32" in column and (role, pool) != NO_POOL
         }
     for upstream in EXTENDED_MERGERS:
-        printed = [paper.paper_row("table02", upstream, m) for m in ("featcal", *tables.ADAPTERS)]
-        featcal, *adapters = printed
-        best = [featcal[c] - max(adapter[c] for adapter in adapters) for c in columns]
         name = tables.UPSTREAMS[upstream]
-        first = [f"{name} <small>the paper</small>", *(f"{gain:+.1f}" for gain in best)]
-        rows.append(("fc-merger", first))
+        gains = (printed_gain("table02", upstream, tables.ADAPTERS, column=c) for c in columns)
+        rows.append(("fc-merger", [f"{name} <small>the paper</small>", *gains]))
         for (source, by_column), setting in product(sources.items(), tables.settings_shown(suite)):
             if setting != "paper" and {d.role for d in by_column.values()} & {*tables.UNTUNED}:
                 continue

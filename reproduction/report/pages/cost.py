@@ -16,11 +16,10 @@ import pandas as pd
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.figures import figure_output, stacked
 from reproduction.report.html import PageOutput, TableRow, folded, mean_cell, note, table, tabulate
-from reproduction.report.paper import model_name, model_title, paper_table
+from reproduction.report.paper import paper_table, table_name
 from reproduction.report.statistics import difference, estimate
-from reproduction.report.tables import NAMES, method_settings, settings_of
+from reproduction.report.tables import ADAPTERS, NAMES, method_settings, settings_of
 
-ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
 HEAD = ["Time (s)", "Times FeatCal’s", "GPU energy (Wh)", "Peak host memory (MiB)"]
 MEASURES = {"seconds": 1, "energy_wh": 2, "memory_mib": 0}  # decimals
 ROWS = {  # of Table 5: the paper's three in its order, then rows that the paper lacks
@@ -37,10 +36,10 @@ VERBS = {
 }  # fmt: skip
 GROWTH = Path(__file__).parents[1] / "growth.json"  # written by benchmarks/growth.py
 SPEED = GROWTH.with_name("speed.csv")  # written by benchmarks/speed.py
-KEYS = {"samples": "samples per task", "tasks": "tasks", "layers": "blocks", "width": "features"}
-LOOKS = {"seconds": ("time", "#0072B2", "o-"), "host_bytes": ("memory", "#D55E00", "s--")}
+SIZES = {"samples": "samples per task", "tasks": "tasks", "layers": "blocks", "width": "features"}
+MEASURE_LOOKS = {"seconds": ("time", "#0072B2", "o-"), "host_bytes": ("memory", "#D55E00", "s--")}
 CHOICES = {("flan_t5_base", "glue"): "smaller T5", ("llama_3b", "mergebench"): "smaller Llama"}
-WORDS = {
+CHOICE_NAMES = {
     "split": "texts from", "decoder": "the decoder reads", "counted": "tokens that count", "tokens": "longest text",
     "modules": "linears solved", "samples": "texts per task",
 }  # fmt: skip
@@ -49,11 +48,11 @@ WORDS = {
 def times(*experiments: Evidence) -> PageOutput:
     """Return the time of each way to calibrate as a multiple of FeatCal's, printed and measured."""
     paper = paper_table("table05").set_index("method")["seconds"]
-    columns = {"The paper, A800 GPU": {(m, "each_step"): float(paper[m]) for m in ORDER[:2]}}
+    columns = {"The paper, A800 GPU": {(m, "each_step"): float(paper[m]) for m in ADAPTERS}}
     columns["The paper, A800 GPU"][FEATCAL] = float(paper["featcal"])
     for data in experiments:
         measured = {key: costs["seconds"] for key, costs in _single_costs(data).items() if costs}
-        columns[f"{model_title(data.role, data.suite)}, CPU"] = measured
+        columns[f"{data.model_title}, CPU"] = measured
     rows = [[name] for name in ROWS.values()]
     for seconds, (cells, key) in product(columns.values(), zip(rows, ROWS, strict=True)):
         time = seconds.get(key, math.nan)
@@ -78,8 +77,8 @@ def _single_costs(data: Evidence) -> dict[tuple[str, str], Costs]:
 def averages(data: Evidence) -> PageOutput:
     """Return Table 13: means over all numbers of samples and seeds."""
     runs = select(data.table("samples.run"), {"setting": settings_of(data)[-1]})
-    labels = {m: ROWS[m, "once"] + method_settings(data, "samples", m) for m in ORDER}
-    costs = {labels[m]: _means(select(runs, {"method": m})) for m in ORDER}
+    labels = {m: ROWS[m, "once"] + method_settings(data, "samples", m) for m in NAMES}
+    costs = {labels[m]: _means(select(runs, {"method": m})) for m in NAMES}
     title = f"Means over all numbers of {data.inputs} and seeds"
     return _costs(costs, labels["featcal"], title, data, "samples.run")
 
@@ -93,7 +92,7 @@ def _costs(
     by_label: dict[str, Costs], relative_to: str, title: str, data: Evidence, kind: str
 ) -> PageOutput:
     """Return a table of costs with the machine below it."""
-    name, known = model_name(data.role, data.suite), [c for c in by_label.values() if c]
+    name, known = data.model_name, [c for c in by_label.values() if c]
     if not known:
         return PageOutput(note(f"○ not run: no times — {name}."))
     featcal, rows = by_label[relative_to].get("seconds", math.nan), []
@@ -122,12 +121,14 @@ def printed_costs(name: str) -> PageOutput:
     """Return a printed table of costs, in a fold; memory in MiB."""
     names = {"stage_seconds": "seconds", "peak_cpu_rss_gib": "cpu_rss_gib"}
     frame, rows = paper_table(name).set_index("method").rename(columns=names), []
-    for method in ORDER:
+    for method, label in NAMES.items():
         row, featcal = frame.loc[method], frame.loc["featcal"]
         cells = [f"{row['seconds']:g}", f"{row['seconds'] / featcal['seconds']:.1f}×"]
         cells += [f"{row['gpu_energy_wh']:.1f}", f"{row['cpu_rss_gib'] * 1024:.0f}"]
-        rows.append([NAMES[method], *cells])
-    caption = f"The paper’s Table {int(name[-2:])}, as printed, memory from GiB: CLIP-ViT-B/32 on an A800 GPU"
+        rows.append([label, *cells])
+    caption = (
+        f"The paper’s {table_name(name)}, as printed, memory from GiB: CLIP-ViT-B/32 on an A800 GPU"
+    )
     return folded(table(["Method", *HEAD], rows, caption))
 
 
@@ -135,10 +136,10 @@ def audit(*experiments: Evidence) -> PageOutput:
     """Return the accuracy of the adapters as published after fewer steps than all."""
     steps = sorted({step for data in experiments for step in data.table("cost")["step"]})
     rows = []
-    for data, method in product(experiments if steps else (), ORDER[:2]):
+    for data, method in product(experiments if steps else (), ADAPTERS):
         keys = ({"method": method, "step": step} for step in steps)
         averages = [estimate(select(data.table("cost"), key)) for key in keys]
-        label = f"{NAMES[method]} <small>{model_name(data.role, data.suite)}</small>"
+        label = f"{NAMES[method]} <small>{data.model_name}</small>"
         rows.append([label, *map(mean_cell, averages)])
     caption = "Average top-1 accuracy (%) of the adapters as published after so many steps"
     head = ["Adapter", *(f"{step} steps" for step in steps)]
@@ -204,7 +205,7 @@ def growth() -> PageOutput:
         for axes, (key, series) in zip(panels, series_by_key.items(), strict=True):
             sizes = [point["size"] for point in series["points"]]
             for measure, exponent in series["exponents"].items():
-                name, colour, line_format = LOOKS[measure]
+                name, colour, line_format = MEASURE_LOOKS[measure]
                 values = [point["took"][measure] for point in series["points"]]
                 ratios = [value / values[0] for value in values]
                 style = {"color": colour, "base": 2, "label": f"{name}: exponent {exponent:.2f}"}
@@ -212,7 +213,7 @@ def growth() -> PageOutput:
             axes.set_xticks(sizes, [str(size) for size in sizes])
             axes.yaxis.set_major_formatter("{x:g}")
             axes.minorticks_off()
-            axes.set(xlabel=KEYS[key], ylabel="times the smallest")
+            axes.set(xlabel=SIZES[key], ylabel="times the smallest")
             axes.legend(loc="upper left")
         return figure_output(figure, title)
 
@@ -226,7 +227,7 @@ def plans() -> PageOutput:
             memory = measured["host_bytes"]
             cells = [f"{measured['seconds']:.1f}" if "seconds" in measured else "–"]
             cells += [f"{memory / 2**20:.0f}", f"{planned / memory:.2f}"]
-            rows.append([f"{KEYS[key]}: {point['size']}", *cells])
+            rows.append([f"{SIZES[key]}: {point['size']}", *cells])
     head = ["", "Seconds", "MiB above the imports", "Planned / taken"]
     caption = "Every calibration of the figure, and the memory planned for it"
     return tabulate(head, rows, caption, missing="no growth")
@@ -241,7 +242,7 @@ def choices(suite: str) -> PageOutput:
         for choice, option, mean, moved_by, noise in choice_effects(data):
             default_option = default.get(choice)
             small = name + f"; default {default_option}" * (default_option is not None)
-            label = f"{WORDS[choice]}: {escape(option)}<small>{small}</small>"
+            label = f"{CHOICE_NAMES[choice]}: {escape(option)}<small>{small}</small>"
             verdict = "moves the score" if abs(moved_by) > noise else "within noise"
             rows.append([label, f"{mean:.1f}", f"{moved_by:+.1f} ± {noise:.1f}", verdict])
     head = ["Changed, one at a time", "Average score (%)", "Change", ""]

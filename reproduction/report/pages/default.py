@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby, product
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -16,17 +17,17 @@ from reproduction.report.evidence import Evidence, read_scores, select
 from reproduction.report.figures import COLOURS, figure_output, stacked
 from reproduction.report.html import PageOutput, change, mean_cell, tabulate
 from reproduction.report.paper import IMAGES, LANGUAGE, REAL, SECOND, VISION
-from reproduction.report.statistics import Estimate, estimate, highest, lead
-from reproduction.report.tables import ADAPTERS, MERGERS, NAMES
+from reproduction.report.statistics import Estimate, estimate, lead
+from reproduction.report.tables import ADAPTERS, MERGERS, NAMES, average
 
-SOURCES = (
+EXPERIMENTS = (
     (VISION, "8"), (REAL, "8"), (SECOND, "8"), LANGUAGE, (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
 )  # fmt: skip
 SETTINGS = {
     "paper": "printed settings", "suite": "tuned settings", "large anchor": "λ .01, ρ 8, α .3",
     "best": "former preset best",
 }  # fmt: skip
-SHORT = {
+MODELS = {
     VISION: "ViT-S/14", REAL: "MiniLM", SECOND: "MPNet", LANGUAGE[0]: "SmolLM2", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama",
 }  # fmt: skip
 CLOSE = 0.5  # points that the default may be below the best fixed setting
@@ -34,6 +35,13 @@ MISSING = "no scores of the default"
 # rows of ideas that the library no longer has, and of the settings that each was added to
 DROPPED = Path(__file__).parents[1] / "dropped.csv"
 IDEAS = ("held-out α", "no harm", "two sweeps", "attention", "Ledoit–Wolf λ", "earlier search")
+
+
+class Best(NamedTuple):
+    """The best of several models: its name and average; no average where none was run."""
+
+    name: str
+    score: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,7 @@ class Case:
 
     def score(self, method: str, setting: str = "") -> Estimate | None:
         """Return the average of a method over tasks and draws."""
-        columns = {"upstream": self.merger, "samples": self.samples, "method": method}
-        return estimate(select(self.data.table("default"), columns | {"setting": setting}))
+        return average(self.data, (self.merger, method, setting), "default", samples=self.samples)
 
     @property
     def merged(self) -> Estimate | None:
@@ -58,25 +65,24 @@ class Case:
         return self.score("featcal", "auto")
 
     @property
-    def fixed(self) -> tuple[str, Estimate | None]:
-        """Return the best fixed setting and its average."""
+    def fixed(self) -> Best:
         return _best({title: self.score("featcal", name) for name, title in SETTINGS.items()})
 
     @property
-    def adapter(self) -> tuple[str, Estimate | None]:
-        """Return the better tuned adapter, and its average."""
+    def adapter(self) -> Best:
         return _best({NAMES[name]: self.score(name) for name in ADAPTERS})
 
 
-def _best(estimates: dict[str, Estimate | None]) -> tuple[str, Estimate | None]:
-    best = highest(estimates.values())
-    return next((name for name, score in estimates.items() if score and score is best), ""), best
+def _best(estimates: dict[str, Estimate | None]) -> Best:
+    means = {name: score.mean for name, score in estimates.items() if score}
+    name = max(means, key=lambda name: means[name], default="")
+    return Best(name, estimates.get(name))
 
 
 def cases(suite: str, most_drawn: bool = False) -> list[Case]:
     """Return the cases that were run; most_drawn: only the number of samples with most draws."""
     result = []
-    for source in SOURCES:
+    for source in EXPERIMENTS:
         data = Evidence(suite, *source)
         for merger, rows in data.table("default").groupby("upstream", sort=False):
             draws = rows.groupby("samples", sort=False)["seed"].nunique()
@@ -89,13 +95,13 @@ def answer(suite: str) -> PageOutput:
     """Compare the default with merged model, fixed settings and adapters, by merger and model."""
     rows = []
     for case in cases(suite, most_drawn=True):
-        (fixed, best), (adapter, other) = case.fixed, case.adapter
-        model = f"{SHORT[case.data.role]}, n = {case.samples}"
+        model = f"{MODELS[case.data.role]}, n = {case.samples}"
         cells = [f"{MERGERS.get(case.merger, case.merger)}<small>{model}</small>"]
         cells += map(mean_cell, (case.merged, case.score("featcal", "paper"), case.auto))
         cells.append(change(case.auto, case.merged))
-        cells += [f"{mean_cell(best)}<small>{fixed}</small>", change(case.auto, best)]
-        cells += [f"{mean_cell(other)}<small>{adapter}</small>", change(case.auto, other)]
+        for best in (case.fixed, case.adapter):
+            cells.append(f"{mean_cell(best.score)}<small>{best.name}</small>")
+            cells.append(change(case.auto, best.score))
         rows.append(cells)
     head = ["Merged with", "Merged", "Printed settings", "Default", "Default − merged"]
     head += ["Best fixed setting", "Default − it", "Better adapter", "Default − it"]
@@ -111,14 +117,14 @@ def expected(suite: str) -> PageOutput:
     rows = []
     for role, role_cases in groupby(cases(suite), key=lambda case: case.data.role):
         cases_run = [(auto, case) for case in role_cases if (auto := case.auto)]
-        fixed = [lead(auto, best) for auto, case in cases_run if (best := case.fixed[1])]
+        fixed = [lead(auto, best) for auto, case in cases_run if (best := case.fixed.score)]
         merged = [lead(auto, start) for auto, case in cases_run if (start := case.merged)]
-        adapter = [lead(auto, best) for auto, case in cases_run if (best := case.adapter[1])]
+        adapter = [lead(auto, best) for auto, case in cases_run if (best := case.adapter.score)]
         if cases_run:
             cells = [len(cases_run), sum(gap >= -CLOSE for gap, _ in fixed)]
             cells.append(sum(gap + room < 0 for gap, room in merged))
             cells += [sum(sign * gap > room for gap, room in adapter) for sign in (1, -1)]
-            rows.append([SHORT[role], *map(str, cells)])
+            rows.append([MODELS[role], *map(str, cells)])
     head = ["Model", "Mergers × samples", "At most half a point below the best fixed setting"]
     head += ["Below the merged model", "Above the better adapter", "Below the better adapter"]
     caption = "Above, below: by more than two standard errors."
@@ -132,7 +138,7 @@ def chosen(suite: str) -> PageOutput:
     for case in cases(suite):
         tried = select(case.data.table("default.candidates"), {"method": "auto"})
         candidates |= dict.fromkeys(tried["candidate"])
-        name = f"{MERGERS.get(case.merger, case.merger)}, {SHORT[case.data.role]}"
+        name = f"{MERGERS.get(case.merger, case.merger)}, {MODELS[case.data.role]}"
         if case.auto:
             draws = case.auto.rows.drop_duplicates("seed")["candidate"]
             counts.setdefault(name, Counter()).update(draws)
@@ -162,9 +168,9 @@ def by_samples(suite: str, role: str) -> PageOutput:
         return figure_output(None, title)
     lines = {
         "default": (lambda case: case.auto, {"color": COLOURS["featcal"], "marker": "^"}),
-        "better adapter": (lambda case: case.adapter[1], {"color": COLOURS["surgery"], "marker": "s", "ls": "--"}),
+        "better adapter": (lambda case: case.adapter.score, {"color": COLOURS["surgery"], "marker": "s", "ls": "--"}),
         "best fixed setting": (
-            lambda case: case.fixed[1], {"color": COLOURS["expert"], "marker": "o", "ls": ":", "mfc": "none"},
+            lambda case: case.fixed.score, {"color": COLOURS["expert"], "marker": "o", "ls": ":", "mfc": "none"},
         ),
         "merged": (lambda case: case.merged, {"color": COLOURS["merged"], "ls": "-."}),
     }  # fmt: skip
@@ -195,14 +201,14 @@ def mean_seconds(data: Evidence, samples: int | None = None) -> pd.Series:
 def costs(suite: str) -> PageOutput:
     """List the seconds of every calibration."""
     rows = []
-    for source in SOURCES:
+    for source in EXPERIMENTS:
         data = Evidence(suite, *source)
         for n in dict.fromkeys(data.table("default")["samples"]):
             by_way = mean_seconds(data, n)
             by_way["adapters"] = by_way.get("surgery", math.nan) + by_way.get("prob_surgery", 0.0)
             times = [by_way.get(name, math.nan) for name in ("paper", "auto", "adapters")]
             cells = ("–" if math.isnan(time) else f"{time:.0f}" for time in times)
-            rows.append([SHORT[source[0]], str(n), *cells])
+            rows.append([MODELS[source[0]], str(n), *cells])
     head = ["Model", "Samples per task", "Printed settings", "Default", "Both adapters"]
     caption = "Seconds of one core, mean over mergers and draws; adapters: all trials, without computing features; –: not measured"
     return tabulate(head, rows, caption, missing=MISSING)
@@ -210,7 +216,7 @@ def costs(suite: str) -> PageOutput:
 
 def dropped() -> PageOutput:
     """List the scores of ideas that were tried and dropped, from rows kept with the report."""
-    frozen, pools = read_scores(DROPPED), dict(SOURCES)
+    frozen, pools = read_scores(DROPPED), dict(EXPERIMENTS)
 
     def dropped_score(role: str, merger: str, variant: str) -> Estimate | None:
         columns = {"role": role, "pool": pools[role], "upstream": merger, "variant": variant}
@@ -224,6 +230,6 @@ def dropped() -> PageOutput:
             idea, without = dropped_score(*model, variant), variant.rpartition(", ")[0] or "suite"
             cells.append(change(idea, dropped_score(*model, without)) if idea else "–")
         rows.append([variant, *cells])
-    head = ["Variant", *(f"{SHORT[role]}, {MERGERS[merger]}" for role, merger in columns)]
+    head = ["Variant", *(f"{MODELS[role]}, {MERGERS[merger]}" for role, merger in columns)]
     caption = "Change of the average (points) from the same settings without the idea, one draw"
     return tabulate(head, rows, caption, "fc-long")

@@ -17,11 +17,11 @@ import pandas as pd
 
 from reproduction.report import paper
 from reproduction.report.claims import studied_setting
-from reproduction.report.evidence import Evidence, read_json, results_folder, select, suite_record
+from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.html import PageOutput, change, estimate_cell, note, tabulate
 from reproduction.report.page import location_link
 from reproduction.report.statistics import Estimate, bits, estimate, lead
-from reproduction.report.tables import ADAPTERS, NAMES, UPSTREAMS, average, row_name
+from reproduction.report.tables import ADAPTERS, NAMES, UPSTREAMS, average, row_name, rows_of
 from reproduction.results import packed
 
 SHEET = 624  # pixels across
@@ -89,7 +89,7 @@ def printed_row(entry: paper.Erratum) -> pd.Series:
 def tasks(suite: str) -> PageOutput:
     """List the synthetic tasks by split sizes, with replaced task, content and classes."""
     entries, rows = [], []
-    for task in suite_record(suite).get("tasks", []):
+    for task in read_json(results_folder(suite) / "suite.json").get("tasks", []):
         name = task.get("paper_name") or paper.TASKS.get(task["task"], task["task"])
         cells = [escape(name), escape(task.get("description", ""))]
         entries.append((_sizes(task), [*cells, str(len(task.get("classes", [])))]))
@@ -151,12 +151,10 @@ def _adapter_cells(data: Evidence, merger: str, adapter: str) -> list[str]:
     seen = select(data.table("seen"), {"stream": "test_unlabelled" if draw else None})
     count = (draw or {}).get("samples")  # None: all test images
     seen = seen[seen["samples"].isna() if count is None else seen["samples"] == count]
-    keys = {method: {"upstream": merger, "method": method} for method in (adapter, "featcal")}
-    rows = {m: select(data.table("scores"), key | {"setting": main}) for m, key in keys.items()}
+    rows = [rows_of(data, (merger, method, main)) for method in (adapter, "featcal")]
     accuracies, leads = [], []
     for was_shown in (True, False):
-        by_adapter = averages_on(rows[adapter], seen, was_shown)
-        by_featcal = averages_on(rows["featcal"], seen, was_shown)
+        by_adapter, by_featcal = (averages_on(scores, seen, was_shown) for scores in rows)
         means = [average.mean for average in by_adapter.values()]
         accuracies.append(f"{fmean(means):.1f}" if means else "–")
         seeds = [seed for seed in by_adapter if seed in by_featcal]

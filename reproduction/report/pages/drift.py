@@ -25,7 +25,6 @@ from reproduction.report.figures import (
     stacked,
 )
 from reproduction.report.html import PageOutput, margin, tabulate
-from reproduction.report.paper import model_name, model_title
 from reproduction.report.statistics import estimate
 from reproduction.report.tables import METHODS, SHORT, UPSTREAMS, average, settings_of
 
@@ -35,6 +34,9 @@ CLASSES = 10  # whose means are joined in a projection; of more, the most freque
 COLUMNS = 2  # panels side by side in Figure 6; more cannot be read at 390 pixels
 MEAN = "mean"
 PRINTED = "paper"  # setting of FeatCal in the panels; projections were kept at the tuned one
+LABELS = {
+    "relative_drift": "relative drift (no unit)", "cosine": "cosine to the expert", "l2": "distance to the expert (L2)",
+}  # fmt: skip
 
 
 def features(evidence: Evidence) -> PageOutput:
@@ -54,7 +56,6 @@ def features(evidence: Evidence) -> PageOutput:
 
 
 def mark(model: str) -> dict[str, Any]:
-    """Return the look of one model's marks."""
     return {"marker": MARKERS[model], "color": COLOURS[model], "edgecolor": "white", "lw": 0.8}
 
 
@@ -129,14 +130,9 @@ def _lines(axes: Axes, rows: pd.DataFrame, measure: str) -> None:
     sns.lineplot(rows, x="position", y=measure, hue="model", ax=axes, **style)
     turned = 0 if len(order) < 10 else 90
     axes.set_xticks(range(len(order)), map(block_name, order), rotation=turned)
-    axes.set(xlabel="after block", ylabel=_LABELS[measure])
+    axes.set(xlabel="after block", ylabel=LABELS[measure])
     axes.set_ylim(*((None, 1.02) if measure == "cosine" else (0, None)))
     axes.legend(title=None)
-
-
-_LABELS = {
-    "relative_drift": "relative drift (no unit)", "cosine": "cosine to the expert", "l2": "distance to the expert (L2)",
-}  # fmt: skip
 
 
 def accuracies(evidence: Evidence) -> PageOutput:
@@ -271,7 +267,7 @@ def answer(*experiments: Evidence) -> PageOutput:
     for data in experiments:
         merged = average(data, (UPSTREAM, "merged", ""))
         for setting in settings_of(data):
-            name = model_title(data.role, data.suite)
+            name = data.model_title
             cells = [f"{name} <small>{SHORT[setting]}</small>"]
             for measure in ("cosine", "relative_drift"):
                 drifts = drift_rows(data, measure, setting)  # cosines end with the final features
@@ -303,7 +299,7 @@ def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:
             cells.append(f"{aligned['cosine'].mean():.3f}" if len(aligned) else "–")
             cells.append(f"{changes['cosine'].mean():.3f}" if len(changes) else "as merged")
             name = (METHODS | {"merged": UPSTREAMS[UPSTREAM]})[method]
-            label = ", ".join(filter(None, (model_name(data.role, data.suite), SHORT[setting])))
+            label = ", ".join(filter(None, (data.model_name, SHORT[setting])))
             kind = "fc-merger" if method == "merged" else ""
             rows.append((kind, [f"{name} <small>{label}</small>", *cells]))
     head = ["", "Accuracy (%)", "Cosine of final features", "Cosine of task vectors"]

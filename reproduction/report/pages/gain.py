@@ -9,46 +9,46 @@ from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, figure_output, one_panel, stacked
 from reproduction.report.html import PageOutput, margin, tabulate
-from reproduction.report.pages.sweeps import SOURCES
+from reproduction.report.pages.sweeps import MODELS
 from reproduction.report.paper import IMAGES, REAL, SIZES, VISION
 from reproduction.report.statistics import lead
 
-STUDIED = ("task_arithmetic", "wudi")  # mergers that have every control
+CONTROLLED = ("task_arithmetic", "wudi")  # mergers that have every control
 INGREDIENTS = (
     "without_bias", "without_norm", "without_task_weights", "without_forward_order", "without_interpolation",
     "without_extrapolation",
 )  # fmt: skip
-ADAPTERS = ("suite", "suite_train", "suite_scored", "paper", "paper_train")  # settings
+ADAPTER_SETTINGS = ("suite", "suite_train", "suite_scored", "paper", "paper_train")
 MERGERS_BY_ROLE = {  # mergers that the questions are asked of, by role
-    VISION: ("task_arithmetic", "tsv_merge"), REAL: STUDIED, IMAGES: STUDIED,
+    VISION: ("task_arithmetic", "tsv_merge"), REAL: CONTROLLED, IMAGES: CONTROLLED,
 }  # fmt: skip
-SHORT = {
+LABELS = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same samples",
     "regmean_plus_plus": "RegMean++, same samples", "without_bias": "biases unchanged", "without_norm": "norms unchanged",
     "without_task_weights": "tasks not weighted", "without_forward_order": "merger’s features",
-    "without_interpolation": "α = 1", "without_extrapolation": "ρ = 1", "surgery": "Surgery",
-    "prob_surgery": "ProbSurgery", "suite": "in proportion, unlabelled", "suite_train": "in proportion, train",
+    "without_interpolation": "α = 1", "without_extrapolation": "ρ = 1",
+    "suite": "in proportion, unlabelled", "suite_train": "in proportion, train",
     "suite_scored": "in proportion, scored", "paper": "published size, unlabelled",
-    "paper_train": "published size, train", tables.SHIFT: "mean shift",
+    "paper_train": "published size, train",
 }  # fmt: skip
-LOOKS: dict[str, dict[str, Any]] = {
+NAMES = tables.NAMES | {tables.SHIFT: "mean shift"}
+MODEL_LOOKS: dict[str, dict[str, Any]] = {
     REAL: {"color": "#009E73", "marker": "D"}, IMAGES: {"color": "#0072B2", "marker": "o"},
     "clip_l14": {"color": "#D55E00", "marker": "s", "markerfacecolor": "white"},
 }  # fmt: skip  # Okabe and Ito
-POOLS = ("8", *tables.LARGER)
-BOTH = (REAL, IMAGES)  # models of the studies of the number of tasks, and of the interventions
-OFFSETS = {  # by method and setting: colour, marker, words
+STUDIED = (REAL, IMAGES)  # roles in the studies of the number of tasks and of interventions
+OFFSET_LOOKS = {  # by method and setting: colour, marker, words
     ("expert", ""): ("#555555", "x", "experts"), ("merged", ""): (INK, "s", "task arithmetic"),
     ("featcal", "paper"): ("#0072B2", "^", "FeatCal, printed settings"),
     ("featcal", "suite"): ("#56B4E9", "v", "FeatCal, tuned settings"),
     ("surgery", "suite"): ("#CC79A7", "o", "Surgery"), ("prob_surgery", "suite"): ("#D55E00", "D", "ProbSurgery"),
     (tables.SHIFT, "suite"): ("#009E73", "*", "mean shift"),
 }  # fmt: skip
-SHARED = {
+OFFSET_NAMES = {
     REAL: "size of the vector added to all texts of a task",
     IMAGES: "scale of what is added to all images of a task",
 }
-NUMBERED = {
+COUNT_LOOKS = {
     "featcal": ("#0072B2", "^"),
     "prob_surgery": ("#D55E00", "D"),
     tables.SHIFT: ("#009E73", "o"),
@@ -61,52 +61,53 @@ def controls_of(suite: str, upstream: str) -> dict[tables.Key, str]:
     rows = {}
     for setting in tables.settings_shown(suite):
         rows[upstream, "featcal", setting] = f"FeatCal, {tables.SETTING_LABELS[setting]}"
-    if upstream in STUDIED:
-        rows |= {(upstream, name, ""): SHORT[name] for name in ("anchor", "rescaled")}
-        rows |= {(name, "merged", ""): SHORT[name] for name in ("regmean", "regmean_plus_plus")}
-        rows |= {(upstream, "featcal", name): f"FeatCal, {SHORT[name]}" for name in INGREDIENTS}
+    if upstream in CONTROLLED:
+        rows |= {(upstream, name, ""): LABELS[name] for name in ("anchor", "rescaled")}
+        rows |= {(name, "merged", ""): LABELS[name] for name in ("regmean", "regmean_plus_plus")}
+        rows |= {(upstream, "featcal", name): f"FeatCal, {LABELS[name]}" for name in INGREDIENTS}
     for setting, samples in ((main, "unlabelled"), (f"{main}_train", "train")):
-        rows[upstream, tables.SHIFT, setting] = f"{SHORT[tables.SHIFT]}, {samples}"
-    for method, setting in product(("surgery", "prob_surgery"), ADAPTERS):
-        rows[upstream, method, setting] = f"{SHORT[method]}, {SHORT[setting]}"
+        rows[upstream, tables.SHIFT, setting] = f"{NAMES[tables.SHIFT]}, {samples}"
+    for method, setting in product(tables.ADAPTERS, ADAPTER_SETTINGS):
+        rows[upstream, method, setting] = f"{NAMES[method]}, {LABELS[setting]}"
     return rows
 
 
 def questions(suite: str) -> PageOutput:
     """List the margins between pairs of rows, by model and merger."""
     columns = [(role, merger) for role, mergers in MERGERS_BY_ROLE.items() for merger in mergers]
-    by_column = [_pairs(Evidence(suite, role, "8")) for role, _ in columns]
-    rows = []
-    for answers in zip(*by_column, strict=True):
-        cells = [escape(answers[0][0])]
-        for (role, merger), (_, *sides) in zip(columns, answers, strict=True):
-            keys = ((upstream or merger, *rest) for upstream, *rest in sides)
-            cells.append(margin(*(tables.average(Evidence(suite, role, "8"), key) for key in keys)))
-        rows.append(cells)
-    head = (f"{tables.MERGERS[merger]}, {SOURCES[role]}" for role, merger in columns)
+    cells: dict[str, list[str]] = {}
+    for role, merger in columns:
+        data = Evidence(suite, role, "8")
+        for question, pair in _pairs(data, merger).items():
+            averages = (tables.average(data, key) for key in pair)
+            cells.setdefault(question, []).append(margin(*averages))
+    rows = [[escape(question), *margins] for question, margins in cells.items()]
+    head = (f"{tables.MERGERS[merger]}, {MODELS[role]}" for role, merger in columns)
     caption = "Margins of the average (points); tie: at most two standard errors"
     return tabulate(["First minus second", *head], rows, caption, "fc-long")
 
 
-def _pairs(data: Evidence) -> list[tuple[str, tables.Key, tables.Key]]:
-    """Return each question with the two rows that answer it; upstream "" is the column's merger."""
+def _pairs(data: Evidence, merger: str) -> dict[str, tuple[tables.Key, tables.Key]]:
+    """Return the two rows that answer each question about one merger."""
     main = tables.settings_of(data)[-1]
-    featcal, same_samples = ("", "featcal", main), f"{main}_train"
-    return [
-        ("FeatCal, its anchor alone", featcal, ("", "anchor", "")),
-        ("FeatCal, the merger at its best scale", featcal, ("", "rescaled", "")),
-        ("FeatCal, FeatCal with ρ = 1", featcal, ("", "featcal", "without_extrapolation")),
-        ("FeatCal, FeatCal on the merger’s features", featcal, ("", "featcal", "without_forward_order")),
-        ("FeatCal, FeatCal with α = 1", featcal, ("", "featcal", "without_interpolation")),
-        ("FeatCal, FeatCal without weights of tasks", featcal, ("", "featcal", "without_task_weights")),
-        ("FeatCal with ρ = 1, the merger", ("", "featcal", "without_extrapolation"), ("", "merged", "")),
-        ("FeatCal, RegMean on the same samples", featcal, ("regmean", "merged", "")),
-        ("FeatCal, RegMean++ on the same samples", featcal, ("regmean_plus_plus", "merged", "")),
-        ("FeatCal, mean shift on the same samples", featcal, ("", tables.SHIFT, same_samples)),
-        ("Mean shift, the merger", ("", tables.SHIFT, same_samples), ("", "merged", "")),
-        ("FeatCal, Surgery on the same samples", featcal, ("", "surgery", same_samples)),
-        ("FeatCal, ProbSurgery on the same samples", featcal, ("", "prob_surgery", same_samples)),
-    ]  # fmt: skip
+    merged, featcal, train = (merger, "merged", ""), (merger, "featcal", main), f"{main}_train"
+    without_extrapolation = (merger, "featcal", "without_extrapolation")
+    mean_shift = (merger, tables.SHIFT, train)
+    return {
+        "FeatCal, its anchor alone": (featcal, (merger, "anchor", "")),
+        "FeatCal, the merger at its best scale": (featcal, (merger, "rescaled", "")),
+        "FeatCal, FeatCal with ρ = 1": (featcal, without_extrapolation),
+        "FeatCal, FeatCal on the merger’s features": (featcal, (merger, "featcal", "without_forward_order")),
+        "FeatCal, FeatCal with α = 1": (featcal, (merger, "featcal", "without_interpolation")),
+        "FeatCal, FeatCal without weights of tasks": (featcal, (merger, "featcal", "without_task_weights")),
+        "FeatCal with ρ = 1, the merger": (without_extrapolation, merged),
+        "FeatCal, RegMean on the same samples": (featcal, ("regmean", "merged", "")),
+        "FeatCal, RegMean++ on the same samples": (featcal, ("regmean_plus_plus", "merged", "")),
+        "FeatCal, mean shift on the same samples": (featcal, mean_shift),
+        "Mean shift, the merger": (mean_shift, merged),
+        "FeatCal, Surgery on the same samples": (featcal, (merger, "surgery", train)),
+        "FeatCal, ProbSurgery on the same samples": (featcal, (merger, "prob_surgery", train)),
+    }  # fmt: skip
 
 
 def dots(merger: str, suite: str) -> PageOutput:
@@ -128,7 +129,7 @@ def dots(merger: str, suite: str) -> PageOutput:
             style = {"ls": "", "elinewidth": 1.2, "markersize": 8, "label": SIZES[role]}
             if points:
                 x, bars = zip(*points, strict=True)
-                axes.errorbar(x, y, xerr=bars, **style, **LOOKS[role])
+                axes.errorbar(x, y, xerr=bars, **style, **MODEL_LOOKS[role])
         axes.axvline(0, color=INK, lw=1.2)
         axes.set_yticks(range(len(run)), [keys[key] for key in run], fontsize=11)
         axes.set_ylim(len(run) - 0.4, -0.6)
@@ -141,21 +142,23 @@ def shares(suite: str) -> PageOutput:
     """List the recovered share of the gap by number of tasks, here and in the paper's tables."""
     main, rows = studied_setting(suite), []
     series = [("featcal", setting) for setting in tables.settings_shown(suite)]
-    series += product(("surgery", "prob_surgery", tables.SHIFT), (main, f"{main}_train"))
+    series += product((*tables.ADAPTERS, tables.SHIFT), (main, f"{main}_train"))
     for merger, (method, setting) in product(("average", "task_arithmetic"), series):
-        experiments = (Evidence(suite, *experiment) for experiment in product(BOTH, POOLS))
+        experiments = (
+            Evidence(suite, *experiment) for experiment in product(STUDIED, tables.POOLS)
+        )
         values = [tables.recovered_share(data, merger, method, setting) for data in experiments]
         printed = method != tables.SHIFT and setting == ("paper" if method == "featcal" else main)
         for number in ("table01", "table08", "table10"):
             paper_share = tables.paper_recovered(number, merger, corrected=True, method=method)
             values.append(paper_share if printed else None)
         if any(value is not None for value in values):
-            name = (tables.NAMES | {tables.SHIFT: "Mean shift"})[method]
+            name = (NAMES | {tables.SHIFT: "Mean shift"})[method]
             small = "unlabelled" if method != "featcal" else tables.SETTING_LABELS[setting]
             small = "FeatCal’s samples" if setting.endswith("_train") else small
             cells = ("–" if value is None else f"{value:.0f}" for value in values)
             rows.append([f"{name}<small>{tables.UPSTREAMS[merger]}, {small}</small>", *cells])
-    columns = product((*(SOURCES[role] for role in BOTH), "the paper"), POOLS)
+    columns = product((*(MODELS[role] for role in STUDIED), "the paper"), tables.POOLS)
     head = ["From", *(f"{source}, {pool} tasks" for source, pool in columns)]
     caption = "Share of the gap between merger and experts that is recovered (%); the paper’s from its averages, corrected"
     return tabulate(head, rows, caption, "fc-long")
@@ -164,7 +167,7 @@ def shares(suite: str) -> PageOutput:
 def by_number(suite: str) -> PageOutput:
     """Draw the share of the gap on random subsets of the eight tasks, by number of tasks."""
     title, main, curves = "shares by number of tasks", studied_setting(suite), []
-    for role, method in product(BOTH, NUMBERED):
+    for role, method in product(STUDIED, COUNT_LOOKS):
         keys = [("task_arithmetic", "merged", ""), ("task_arithmetic", method, main)]
         keys.append(("", "expert", ""))
         rows = [tables.rows_of(Evidence(suite, role, "8"), key, "task_counts") for key in keys]
@@ -172,13 +175,13 @@ def by_number(suite: str) -> PageOutput:
         shares = {n: tables.gap_share(*(mean.get(n) for mean in means)) for n in means[1].index}
         curve = {n: mean for n, mean in shares.items() if mean is not None}
         if curve:
-            label = f"{SHORT.get(method, 'FeatCal')}, {SOURCES[role]}"
+            label = f"{NAMES[method]}, {MODELS[role]}"
             curves.append((curve, role, method, label))
     if not curves:
         return figure_output(None, title)
     with one_panel(4.0) as (figure, axes):
         for curve, role, method, label in curves:
-            colour, marker = NUMBERED[method]
+            colour, marker = COUNT_LOOKS[method]
             style = {"ls": "-" if role == REAL else "--", "marker": marker, "color": colour}
             axes.plot(list(curve), list(curve.values()), label=label, **style)
         axes.set(xlabel="tasks merged", ylabel="share of the gap (%)")
@@ -189,12 +192,9 @@ def by_number(suite: str) -> PageOutput:
 def drift_parts(suite: str) -> PageOutput:
     """Split the squared drift of final features into each task's mean and the rest."""
     rows = []
-    names = {
-        "merged": "Task arithmetic",
-        "featcal": tables.NAMES["featcal"],
-        tables.SHIFT: "Mean shift",
-    } | tables.NAMES
-    for role, (method, name) in product(BOTH, names.items()):
+    names = {"merged": "Task arithmetic", "featcal": "FeatCal", tables.SHIFT: "Mean shift"}
+    names |= tables.NAMES
+    for role, (method, name) in product(STUDIED, names.items()):
         key = tables.model_key("task_arithmetic", method, studied_setting(suite))
         method_rows = tables.rows_of(Evidence(suite, role, "8"), key, "task_counts")
         if len(method_rows):
@@ -202,7 +202,7 @@ def drift_parts(suite: str) -> PageOutput:
             drift, mean = method_rows["drift"].mean(), method_rows["mean_drift"].mean()
             cells = [f"{value:.3f}" for value in (drift, mean, drift - mean)]
             kind = "fc-merger" if method == "merged" else ""
-            rows.append((kind, [f"{name}<small>{SOURCES[role]}</small>", *cells]))
+            rows.append((kind, [f"{name}<small>{MODELS[role]}</small>", *cells]))
     head = ["", "Squared drift", "Each task’s mean", "The rest"]
     caption = "Squared drift of final features, 8 tasks, mean over tasks"
     return tabulate(head, rows, caption, missing="no study of drawn parts")
@@ -211,7 +211,7 @@ def drift_parts(suite: str) -> PageOutput:
 def by_offset(suite: str) -> PageOutput:
     """Draw every method's average score by the size of the offset that a task's inputs share."""
     title = "score by what a task's inputs share"
-    files = zip(BOTH, ("offset", "pattern"), strict=True)
+    files = zip(STUDIED, ("offset", "pattern"), strict=True)
     by_role = {role: Evidence(suite, role, "8").table(file) for role, file in files}
     by_role = {role: rows for role, rows in by_role.items() if len(rows)}
     if not by_role:
@@ -219,12 +219,12 @@ def by_offset(suite: str) -> PageOutput:
     with stacked(len(by_role), 3.4 * len(by_role) + 0.8) as (figure, panels):
         for axes, (role, rows) in zip(panels, by_role.items(), strict=True):
             strengths = sorted(set(rows["strength"]), key=float)
-            for (method, setting), (colour, marker, label) in OFFSETS.items():
+            for (method, setting), (colour, marker, label) in OFFSET_LOOKS.items():
                 scores = select(rows, {"method": method, "setting": setting})
                 means = [select(scores, {"strength": x})["value"].mean() for x in strengths]
                 style = {"marker": marker, "color": colour, "label": label}
                 axes.plot([float(strength) for strength in strengths], means, **style)
-            axes.set(title=SOURCES[role], xlabel=SHARED[role], ylabel="average accuracy (%)")
+            axes.set(title=MODELS[role], xlabel=OFFSET_NAMES[role], ylabel="average accuracy (%)")
         lines, labels = panels[0].get_legend_handles_labels()
         figure.legend(lines, labels, loc="outside upper center", ncols=3, fontsize="small")
         return figure_output(figure, title)

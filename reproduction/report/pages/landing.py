@@ -7,7 +7,7 @@ standard errors.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 from reproduction.report import paper
@@ -15,7 +15,7 @@ from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, figure_output, one_panel
 from reproduction.report.html import NOT_RUN, PageOutput, estimate_cell, tabulate
 from reproduction.report.pages.default import Case, cases, mean_seconds
-from reproduction.report.statistics import Estimate, estimate, highest, lead
+from reproduction.report.statistics import Estimate, highest, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, UPSTREAMS, average, gap_share
 from reproduction.report.verdicts import TITLES
 
@@ -74,7 +74,6 @@ class ModelEvidence:
         return gap_share(*(score and score.mean for score in scores))
 
     def merger_pair(self, merger: str, setting: str) -> EstimatePair:
-        """Pair FeatCal with the merger that it starts from."""
         return self.score(merger, "featcal", setting), self.score(merger, "merged", setting)
 
     def change(self, merger: str, setting: str) -> tuple[float, float] | None:
@@ -109,13 +108,13 @@ class ModelEvidence:
             data = next((case.data for case in self.defaults.values()), None)
         if data is None:
             return
-        few = select(data.table(study), {"samples": FEW})
-        for merger, adapter in product(dict.fromkeys(few["upstream"]), ADAPTERS):
-            key = {"upstream": merger, "method": adapter}
-            baseline = estimate(select(few, key | {"setting": adapter_setting}))
-            baseline = baseline or estimate(select(few, key | {"setting": "suite"}))
-            featcal = {"upstream": merger, "method": "featcal", "setting": setting}
-            yield estimate(select(few, featcal)), baseline
+        score = partial(average, data, file=study, samples=FEW)
+        mergers = dict.fromkeys(select(data.table(study), {"samples": FEW})["upstream"])
+        for merger, adapter in product(mergers, ADAPTERS):
+            baseline = score((merger, adapter, adapter_setting)) or score(
+                (merger, adapter, "suite")
+            )
+            yield score((merger, "featcal", setting)), baseline
 
     def second_pairs(self, procedure: str, setting: str) -> Iterator[EstimatePair]:
         """Pair the seconds of each adapter with FeatCal's; with DEFAULT, of all trials."""
@@ -190,7 +189,7 @@ def printed_pairs() -> dict[str, list[EstimatePair]]:
     """Return the same comparisons from the paper's printed averages, which have no error."""
     pairs: dict[str, list[EstimatePair]] = {question: [] for question in QUESTIONS}
     weak, strong, adapters, few, cost, _ = pairs.values()
-    for number in dict.fromkeys((paper.PRINTED | paper.TEXT_PRINTED).values()):
+    for number in dict.fromkeys(paper.PRINTED.values()):
         frame = paper.paper_table(number)
         averages = frame[frame["task"] == paper.AVERAGE]
         for _, model_rows in averages.groupby("model", sort=False):

@@ -8,7 +8,7 @@ import pandas as pd
 from reproduction.report import paper, tables
 from reproduction.report.claims import LLAMAS
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import PageOutput, compact, estimate_cell, margin, tabulate
+from reproduction.report.html import PageOutput, TableRow, compact, estimate_cell, margin, tabulate
 from reproduction.report.pages.accuracies import printed_gain, printed_share, share_of
 from reproduction.report.pages.reproduced import against_printed
 from reproduction.report.statistics import estimate
@@ -28,8 +28,6 @@ LEGEND = "Arrows: against task arithmetic. Bold: best of what was merged."
 OWN_TESTS = {  # domain → the tests of its own
     "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
 }  # fmt: skip
-MERGED: tables.Key = (MERGER, "merged", "")
-ANCHOR: tables.Key = (MERGER, "anchor", "paper")
 
 
 def experiments(number: str, suite: str) -> list[Evidence]:
@@ -39,7 +37,7 @@ def experiments(number: str, suite: str) -> list[Evidence]:
 
 def answer(number: str, suite: str) -> PageOutput:
     """Return FeatCal minus task arithmetic and minus the better adapter, printed and measured."""
-    rows = []
+    rows: list[TableRow] = []
     for data in experiments(number, suite):
         model = paper.PAPER_MODELS[data.role]
         cells = [printed_gain(number, MERGER, ["merged"], model)]
@@ -48,7 +46,7 @@ def answer(number: str, suite: str) -> PageOutput:
         label = f"{paper.PAPER_NAMES[data.role]} <small>the paper</small>"
         rows.append(("fc-merger", [label, *cells]))
         for setting in tables.settings_shown(suite):
-            label = f"{paper.model_title(data.role, suite)} <small>{tables.SHORT[setting]}</small>"
+            label = f"{data.model_title} <small>{tables.SHORT[setting]}</small>"
             rows.append(_gain_row(label, data, setting))
     for label, data, (setting, _) in _real_models(number, suite):
         rows.append(_gain_row(label, data, setting))
@@ -58,9 +56,8 @@ def answer(number: str, suite: str) -> PageOutput:
     return tabulate(head, rows, caption)
 
 
-def _gain_row(label: str, data: Evidence, setting: str) -> tuple[str, list[str]]:
-    cells = [*tables.gains(data, MERGER, setting), share_of(data, MERGER, setting)]
-    return "", [label, *cells]
+def _gain_row(label: str, data: Evidence, setting: str) -> list[str]:
+    return [label, *tables.gains(data, MERGER, setting), share_of(data, MERGER, setting)]
 
 
 def _real_models(number: str, suite: str) -> list[tuple[str, Evidence, tuple[str, str]]]:
@@ -87,7 +84,7 @@ def _model_blocks(
     """Return the rows of both sizes below each other, each block below its model's name."""
     both, rows = experiments(number, suite), []
     for data in both:
-        rows += [_heading(paper.model_name(data.role, suite)), *rows_of(data)]
+        rows += [_heading(data.model_name), *rows_of(data)]
     pool = both[0].pool
     run = {task for data in both if data.was_run for task in data.tasks}
     titles = {t: both[0].title(t) for t in paper.TEXT_TASKS[pool] if t in run or not run}
@@ -107,17 +104,17 @@ def printed(number: str) -> PageOutput:
         _, model_rows = tables.paper_rows(number, model)
         model_rows = _printed_experts(model) if number == "table14" else model_rows
         rows += [_heading(paper.PAPER_NAMES[role]), *model_rows]
-    caption = f"The paper’s Table {int(number[-2:])}, as printed"
+    caption = f"The paper’s {paper.table_name(number)}, as printed"
     return tables.printed_table(rows, paper.TEXT_TASKS[MODELS[number][0][1]], caption)
 
 
 def anchors(number: str, suite: str) -> PageOutput:
     """Return averages of task arithmetic, of FeatCal's anchor alone and of FeatCal."""
     both, rows = experiments(number, suite), []
-    models = [(paper.model_name(data.role, suite), data, ("paper", data.role)) for data in both]
+    models = [(data.model_name, data, ("paper", data.role)) for data in both]
     for label, data, (setting, role) in models + _real_models(number, suite):
         ridge, blend = map(compact, paper.PAPER_SETTINGS[role])
-        keys = (MERGED, ANCHOR, (MERGER, "featcal", setting))
+        keys = ((MERGER, "merged", ""), (MERGER, "anchor", "paper"), (MERGER, "featcal", setting))
         merged, anchor, featcal = (tables.average(data, key) for key in keys)
         cells = [*map(estimate_cell, (merged, anchor, featcal))]
         cells += [margin(anchor, merged), margin(featcal, anchor)]
@@ -169,7 +166,7 @@ def won_and_lost(suite: str) -> PageOutput:
         scores, tests = data.table("scores"), OWN_TESTS[domain]
         cells = [_printed_change(paper.PAPER_MODELS[data.role], domain, inside) for inside in sides]
         cells += [_expert_change(scores, domain, tests, inside) for inside in sides]
-        name = f"{_expert_name(domain)} <small>{paper.model_name(data.role, suite)}</small>"
+        name = f"{_expert_name(domain)} <small>{data.model_name}</small>"
         rows.append([name, *cells])
     data = Evidence(suite, *paper.LANGUAGE)
     for task in data.expert_tasks:
@@ -200,7 +197,6 @@ def real_experts(suite: str) -> PageOutput:
 
 
 def _likelihood_rows(data: Evidence) -> pd.DataFrame:
-    """Return the real model's answers by likelihood."""
     scores = data.all_scores
     return scores[~scores["task"].str.endswith(GREEDY) & (scores["task"] != PLAIN)]
 

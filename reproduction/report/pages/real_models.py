@@ -22,7 +22,6 @@ METHODS = {
     ("prob_surgery", "paper_train"): "w/ ProbSurgery, FeatCal’s samples", ("prob_surgery", "suite"): "w/ ProbSurgery, smaller",
     (tables.SHIFT, "suite"): "w/ mean shift",
 }  # fmt: skip
-COLUMNS = ("upstream", "method", "setting")
 EXAMPLE = "reproduction/real_language/example.json"  # scripts/chat_example.py
 MISSING = "no results of the real language model"
 CHAT_METHODS = {
@@ -44,8 +43,10 @@ def names_and_keys(methods: dict[tuple[str, str], str]) -> Iterator[tuple[str, t
 
 def by_samples(data: Evidence, key: tables.Key) -> dict[str, pd.DataFrame]:
     """Return the rows of the default in its study, by number of samples; empty for other keys."""
+    if key[2] != "auto":
+        return {}
     by_size = tables.rows_of(data, key, "default").groupby("samples")
-    return {f", {n} samples": rows for n, rows in by_size} if key[2] == "auto" else {}
+    return {f", {n} samples": rows for n, rows in by_size}
 
 
 def averages(suite: str) -> PageOutput:
@@ -161,7 +162,7 @@ def answers(suite: str) -> PageOutput:
     data, rows = Evidence(suite, *LANGUAGE), []
 
     def scored_rows(key: tables.Key) -> pd.DataFrame:
-        return select(data.all_scores, dict(zip(COLUMNS, key, strict=True)))
+        return select(data.all_scores, dict(zip(tables.COLUMNS, key, strict=True)))
 
     for name, key in names_and_keys(CHAT_METHODS):
         for n, answer_rows in ({"": scored_rows(key)} | by_samples(data, key)).items():

@@ -17,7 +17,6 @@ ROUNDING = 0.05  # half a unit of the last printed digit, in points
 # Table 12 repeats this experiment of Table 1 with three seeds, so its printed deviation is the
 # error of one run of the paper.
 REPEATED, REPEATED_SAMPLES = ("clip_b32", "8", "task_arithmetic"), 256
-MODEL = ("upstream", "method", "setting")  # the columns that name a printed row
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ def compared(data: Evidence | None, number: str) -> Iterator[Compared]:
     model = paper.PAPER_MODELS[data.role] if data else ""
     printed = paper.paper_table(number, model)
     fixed = paper.corrected_table(number, model)["value"]
-    keys = dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True)) if data else {}
-    models = {key: tables.by_task(data, _key(*key)) for key in keys}
+    keys = zip(*(printed[name] for name in tables.COLUMNS), strict=True) if data else ()
+    models = {key: tables.by_task(data, _key(*key)) for key in dict.fromkeys(keys)}
     for (_, cell), corrected_value in zip(printed.iterrows(), fixed, strict=True):
         upstream, method, task = (str(cell[name]) for name in ("upstream", "method", "task"))
         name, spread = tables.row_name(upstream, method), None
@@ -107,7 +106,7 @@ def _printed_spread(data: Evidence, upstream: str, method: str) -> float | None:
 
 def comparison_html(cells: Sequence[Compared], number: str) -> str:
     """Return the count of reproduced cells, and a folded table of all of them."""
-    name = f"Table {int(number[-2:])}"
+    name = paper.table_name(number)
     if not cells:
         return note(f"○ not run: nothing to compare with the paper’s {name}.")
     heads = list(dict.fromkeys(cell.column for cell in cells))

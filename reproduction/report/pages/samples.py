@@ -4,16 +4,17 @@ Damage is done to calibration samples only; test samples are clean.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from html import escape
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report import figures, tables
-from reproduction.report.evidence import Evidence, select
+from reproduction.report.evidence import Evidence
 from reproduction.report.html import PageOutput, folded, margin, note, table, tabulate
 from reproduction.report.pages import reproduced
-from reproduction.report.paper import AVERAGE, REAL, model_name, model_title, paper_table
+from reproduction.report.paper import AVERAGE, REAL, paper_table
 from reproduction.report.statistics import Estimate, estimate, highest
 
 KINDS = {
@@ -27,46 +28,40 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
     """Return FeatCal with the fewest samples against the merger, the most, and the adapters."""
     rows = []
     for data in experiments:
-        merged = tables.average(data, (UPSTREAM, "merged", ""), "samples")
-        surgery, prob_surgery, *calibrated = _methods(data)
-        for method, setting in calibrated:
-            budgets = _rows(data, method, setting)["samples"]
+        score = partial(tables.average, data, file="samples")
+        merged = score((UPSTREAM, "merged", ""))
+        surgery, prob_surgery, *calibrated = _models(data)
+        for key in calibrated:
+            budgets = tables.rows_of(data, key, "samples")["samples"]
             few, many = budgets.min(), budgets.max()
-            featcal = {n: _estimate_at(data, method, setting, n) for n in (few, many)}
+            featcal = {n: score(key, samples=n) for n in (few, many)}
             cells = [margin(featcal[few], merged), margin(featcal[many], featcal[few])]
-            for n, score in featcal.items():
-                adapters = (_estimate_at(data, *adapter, n) for adapter in (surgery, prob_surgery))
-                cells.append(margin(score, highest(adapters)))
-            at = f"<small>{few} and {many} per task, {tables.SHORT[setting]}</small>"
-            rows.append([f"{model_title(data.role, data.suite)} {at}", *cells])
+            for n, mean in featcal.items():
+                adapters = (score(adapter, samples=n) for adapter in (surgery, prob_surgery))
+                cells.append(margin(mean, highest(adapters)))
+            at = f"<small>{few} and {many} per task, {tables.SHORT[key[2]]}</small>"
+            rows.append([f"{data.model_title} {at}", *cells])
     head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
     head.append("− better adapter, most")
     caption = "Differences of the average accuracy, points. Above, below: by more than two SE."
     return tabulate(head, rows, caption, "fc-long", "not run")
 
 
-def _methods(data: Evidence) -> list[tuple[str, str]]:
-    """Return the rows of Table 12, method and setting: adapters, then FeatCal, printed first."""
+def _models(data: Evidence) -> list[tables.Key]:
+    """Return the rows of Table 12: both adapters, then FeatCal where it was run, printed first."""
     settings = tables.settings_of(data)
-    adapters = [(method, settings[-1]) for method in tables.ADAPTERS]
-    return adapters + [("featcal", s) for s in settings if len(_rows(data, "featcal", s))]
-
-
-def _rows(data: Evidence, method: str, setting: str) -> pd.DataFrame:
-    key = {"upstream": UPSTREAM, "setting": setting, "method": method}
-    return select(data.table("samples"), key)
-
-
-def _estimate_at(data: Evidence, method: str, setting: str, samples: int) -> Estimate | None:
-    return estimate(select(_rows(data, method, setting), {"samples": samples}))
+    adapters = [(UPSTREAM, method, settings[-1]) for method in tables.ADAPTERS]
+    featcal = [(UPSTREAM, "featcal", setting) for setting in settings]
+    return adapters + [key for key in featcal if len(tables.rows_of(data, key, "samples"))]
 
 
 def mean_accuracies(data: Evidence) -> pd.DataFrame:
     """Return average accuracy (%) of every method and number of samples, and its deviation."""
     means = []
-    for key in _methods(data):
-        groups = ((n, estimate(size_rows)) for n, size_rows in _rows(data, *key).groupby("samples"))
-        means += [(*key, n, mean.mean, mean.spread) for n, mean in groups if mean]
+    for key in _models(data):
+        for n, rows in tables.rows_of(data, key, "samples").groupby("samples"):
+            if mean := estimate(rows):
+                means.append((*key[1:], n, mean.mean, mean.spread))
     columns = ["method", "setting", "samples", "mean", "sd"]
     return pd.DataFrame(means, columns=columns).astype({"sd": float})
 
@@ -74,7 +69,7 @@ def mean_accuracies(data: Evidence) -> pd.DataFrame:
 def means(data: Evidence) -> PageOutput:
     """Return Table 12: mean and standard deviation over seeds, the best of a column in bold."""
     accuracies = mean_accuracies(data)
-    name = model_name(data.role, data.suite)
+    name = data.model_name
     if accuracies.empty:
         return PageOutput(note(f"○ not run: accuracy by number of samples — {name}."))
     merged = tables.average(data, (UPSTREAM, "merged", ""), "samples")
@@ -122,7 +117,8 @@ def compared_means(data: Evidence) -> list[reproduced.Compared]:
     cells = []
     for _, cell in paper_table("table12").iterrows():
         method, n = cell["method"], cell["samples_per_task"]
-        if value := _estimate_at(data, method, tables.settings_of(data)[0], n):
+        key = (UPSTREAM, method, tables.settings_of(data)[0])
+        if value := tables.average(data, key, "samples", samples=n):
             row, printed = tables.METHODS[method], float(cell["mean"])
             errors = {"spread": float(cell["std"]), "seeds": 3}
             cells.append(reproduced.Compared(row, f"n = {n}", value, printed, **errors))
@@ -162,20 +158,19 @@ def curves(data: Evidence) -> PageOutput:
 def kinds(data: Evidence) -> dict[str, str]:
     """Return the names of the kinds of calibration samples: the paper's, or those of texts."""
     corruptions = dict.fromkeys(data.table("corrupted")["corruption"]) or {"clean": None}
-    return {kind: _name(kind) for kind in corruptions} if data.role == REAL else KINDS
+    return {kind: _kind_name(kind) for kind in corruptions} if data.role == REAL else KINDS
 
 
-def _name(kind: str) -> str:
+def _kind_name(kind: str) -> str:
     return KINDS.get(kind) or kind.replace("_", " ").replace("-", " ").capitalize()
 
 
 def after_damage(data: Evidence, method: str, kind: str, setting: str = "") -> Estimate | None:
     """Return the mean over tasks from one kind of samples, or over all kinds."""
-    rows = select(data.table("corrupted"), {"upstream": UPSTREAM, "method": method})
-    if method != "merged":
-        rows = select(rows, {"setting": setting or tables.settings_of(data)[-1]})
+    key = tables.model_key(UPSTREAM, method, setting or tables.settings_of(data)[-1])
     if kind != AVERAGE:
-        return estimate(select(rows, {"corruption": kind}))
+        return tables.average(data, key, "corrupted", corruption=kind)
+    rows = tables.rows_of(data, key, "corrupted")
     return estimate(rows) if set(rows["corruption"]) == set(kinds(data)) else None
 
 
@@ -191,13 +186,13 @@ def damage_answer(data: Evidence) -> PageOutput:
         rows.append([f"its merger {small}", *(margin(mean, merged) for mean in featcal.values())])
         cells = [margin(mean, best[kind]) for kind, mean in featcal.items()]
         rows.append([f"the better adapter {small}", *cells])
-    caption = f"FeatCal minus each, average accuracy, points — {model_name(data.role, data.suite)}"
+    caption = f"FeatCal minus each, average accuracy, points — {data.model_name}"
     return tabulate(["FeatCal minus", *kinds(data).values()], rows, caption, "fc-long")
 
 
 def damage(data: Evidence) -> PageOutput:
     """Return the table in the paper's order, each number with its change against clean samples."""
-    name = model_name(data.role, data.suite)
+    name = data.model_name
     if data.table("corrupted").empty:
         return PageOutput(note(f"○ not run: no damaged calibration samples — {name}."))
     names = {("merged", ""): tables.UPSTREAMS[UPSTREAM]}
@@ -208,25 +203,25 @@ def damage(data: Evidence) -> PageOutput:
     for (method, setting), label in names.items():
         by_kind = {k: after_damage(data, method, k, setting) for k in (*kinds(data), AVERAGE)}
         cells = {kind: tables.Cell(mean.mean) for kind, mean in by_kind.items() if mean}
-        rows.append(_row(method, label, cells))
+        rows.append(_damage_row(method, label, cells))
     runs, study = data.settings().get("calibrate", {}), data.settings("corrupted").get("study", {})
     samples = {run["samples"] for run in runs.values() if run.get("calibration")}
     damaged = str(study.get("samples", "–"))
     clean = damaged if study.get("clean") else ", ".join(map(str, sorted(samples))) or "–"
     at = f"n = {clean} clean, {damaged} damaged {data.inputs} per task"
     caption = f"Average top-1 accuracy (%) on clean test {data.inputs} by calibration method — {name}; {at}. Arrows: against clean."
-    html = _table(rows, kinds(data), caption)
+    html = _damage_table(rows, kinds(data), caption)
     if data.suite == reproduced.SUITE:
         html += reproduced.comparison_html(list(compared_damage(data)), "table06")
     return PageOutput(html)
 
 
-def _table(rows: list[tables.ModelRow], titles: dict[str, str], caption: str) -> str:
+def _damage_table(rows: list[tables.ModelRow], titles: dict[str, str], caption: str) -> str:
     columns = titles | {AVERAGE: "Average"}
     return tables.accuracy_table(tables.with_best(rows), columns, caption, average=False)
 
 
-def _row(method: str, name: str, cells: dict[str, tables.Cell]) -> tables.ModelRow:
+def _damage_row(method: str, name: str, cells: dict[str, tables.Cell]) -> tables.ModelRow:
     """Return one method's averages by kind, each with its change against clean samples."""
     if method == "merged":
         cells.pop(AVERAGE, None)
@@ -243,9 +238,9 @@ def printed_damage() -> PageOutput:
     for method, label in {"merged": tables.UPSTREAMS[UPSTREAM], **tables.METHODS}.items():
         values = frame.loc[UPSTREAM if method == "merged" else method]
         cells = {k: tables.Cell(float(values[k])) for k in (*KINDS, AVERAGE) if str(values[k])}
-        rows.append(_row(method, label, cells))
+        rows.append(_damage_row(method, label, cells))
     caption = "The paper’s Table 6, as printed: CLIP-ViT-B/32. Arrows: against clean."
-    return folded(_table(rows, KINDS, caption))
+    return folded(_damage_table(rows, KINDS, caption))
 
 
 def compared_damage(data: Evidence) -> Iterator[reproduced.Compared]:
@@ -265,7 +260,7 @@ def strengths(*experiments: Evidence) -> PageOutput:
     rows = []
     for data in experiments:
         by_kind = data.settings("corrupted").get("strengths", {})
-        rows += [[_name(kind), escape(strength)] for kind, strength in by_kind.items()]
+        rows += [[_kind_name(kind), escape(strength)] for kind, strength in by_kind.items()]
     caption = "Damage done to calibration samples"
     return tabulate(["Damage", "Strength"], rows, caption, missing="no settings file yet")
 

@@ -11,7 +11,7 @@ import pandas as pd
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import figure_output, interactive, legend, one_panel, stacked
 from reproduction.report.html import PageOutput, TableRow, change, compact, mean_cell, tabulate
-from reproduction.report.paper import IMAGES, REAL, SECOND, VISION, model_name
+from reproduction.report.paper import IMAGES, REAL, SECOND, VISION
 from reproduction.report.statistics import estimate
 from reproduction.report.tables import SHORT, SYMBOLS, UPSTREAMS, average, settings_shown
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 MERGERS = ("task_arithmetic", "wudi")
 COLOURS = {"task_arithmetic": "#0072B2", "wudi": "#D55E00"}  # Okabe and Ito
 MARKERS = {"task_arithmetic": "o", "wudi": "s"}
-WORDS = {
+PARAMETERS = {
     "ridge": "λ, ridge", "anchor_blend": "ρ, blend of merged and base", "interpolation": "α, interpolation",
 }  # fmt: skip
 HOLLOW = {"ls": "--", "markerfacecolor": "white", "zorder": 2}
 MISSING = "no study of extrapolation"
 ALONE = "anchor alone"
 PARTS = ("residual target", "order", "joint bias", "α", "ρ", "λ")
-SOURCES = {VISION: "ViT-S/14", REAL: "MiniLM", SECOND: "MPNet", IMAGES: "synthetic images"}
+MODELS = {VISION: "ViT-S/14", REAL: "MiniLM", SECOND: "MPNet", IMAGES: "synthetic images"}
 WHOLE = (VISION, REAL, IMAGES)  # with enough scored samples to compare parts
 ORDERS = {"stale": "merger’s features", "forward": "forward order", "sites": "site by site"}
 ORDER_LOOKS = {"stale": ("#009E73", "s"), "forward": ("#0072B2", "^"), "sites": ("#D55E00", "o")}
@@ -44,7 +44,7 @@ BELOW = {
 def hover(*experiments: Evidence) -> PageOutput:
     """Return the same panels as data for interactive figures."""
     figures = {}
-    for data, parameter in product(experiments, WORDS):
+    for data, parameter in product(experiments, PARAMETERS):
         if not data.table("sweep").empty:
             name = f"fig-sweep-{parameter.removeprefix('anchor_')}"
             name += "-real" if data.role == REAL else ""
@@ -65,11 +65,11 @@ def _curves(data: Evidence, parameter: str) -> Iterator[tuple[str, str, pd.DataF
 def answer(*experiments: Evidence) -> PageOutput:
     """Return how much each parameter matters: the range of each curve and where it is highest."""
     rows = []
-    for parameter, data in product(WORDS, experiments):
+    for parameter, data in product(PARAMETERS, experiments):
         for upstream, setting, points in _curves(data, parameter):
             values, kept = points["value"], points.loc[points["chosen"] == 1, "value"]
-            known = SOURCES if data.suite == "mini" else {}
-            model = known.get(data.role) or model_name(data.role, data.suite)
+            known = MODELS if data.suite == "mini" else {}
+            model = known.get(data.role) or data.model_name
             name = f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]} <small>{model}, {SHORT[setting]}</small>"
             cells = [f"{values.max() - values.min():.1f}", compact(values.idxmax())]
             cells.append(f"{kept.iloc[0] - values.max():+z.1f}" if len(kept) else "–")
@@ -82,14 +82,14 @@ def answer(*experiments: Evidence) -> PageOutput:
 def values(data: Evidence) -> PageOutput:
     """Return the values of the curves; bold: the setting that the others are varied around."""
     rows = []
-    for parameter in WORDS:
+    for parameter in PARAMETERS:
         for upstream, setting, points in _curves(data, parameter):
             cells = [f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]}, {SHORT[setting]}"]
             for at, row in points.iterrows():
                 value = f"<strong>{row.value:.1f}</strong>" if row.chosen else f"{row.value:.1f}"
                 cells.append(f"{value}<small>{compact(float(at))}</small>")
             rows.append(cells)
-    name, width = model_name(data.role, data.suite), max(map(len, rows), default=0)
+    name, width = data.model_name, max(map(len, rows), default=0)
     rows = [cells + [""] * (width - len(cells)) for cells in rows]
     head = ["Varied, merger, around", *["value"] * (width - 1)]
     caption = f"Average top-1 accuracy (%), small: at — {name}"
@@ -114,7 +114,7 @@ def panel(parameter: str, data: Evidence) -> PageOutput:
             axes.axhline(merged, color=COLOURS[upstream], ls=(0, (1, 2)), lw=1.6, zorder=1)
         if parameter == "ridge":
             axes.set_xscale("log")
-        axes.set(xlabel=f"{WORDS[parameter]} (no unit)", ylabel="average top-1 accuracy (%)")
+        axes.set(xlabel=f"{PARAMETERS[parameter]} (no unit)", ylabel="average top-1 accuracy (%)")
         legend(axes, 1)
         return figure_output(figure, title)
 
@@ -157,7 +157,7 @@ def _interactive(data: Evidence, parameter: str) -> "go.Figure":
             hoverinfo="text+name", hoverlabel={"namelength": -1},
         )  # fmt: skip
     axis = {"type": "log"} if parameter == "ridge" else {}
-    figure.update_xaxes(title=f"{WORDS[parameter]} (no unit)", **axis)
+    figure.update_xaxes(title=f"{PARAMETERS[parameter]} (no unit)", **axis)
     return figure.update_yaxes(title="average top-1 accuracy (%)").update_layout(height=440)
 
 
@@ -165,7 +165,6 @@ def _interactive(data: Evidence, parameter: str) -> "go.Figure":
 
 
 def study_rows(data: Evidence, choice: str, variant: str = "", **settings: float) -> pd.DataFrame:
-    """Return the scored rows of one model."""
     return select(data.table("extrapolation"), {"choice": choice, "variant": variant, **settings})
 
 
@@ -182,9 +181,9 @@ def rows_by_line(data: Evidence) -> dict[str, dict[float, pd.DataFrame]]:
     return by_line
 
 
-def studies(suite: str, roles: Iterable[str] = SOURCES) -> dict[str, Evidence]:
+def studies(suite: str, roles: Iterable[str] = MODELS) -> dict[str, Evidence]:
     """Return the results that include the study, by the name of the model."""
-    by_model = {SOURCES[role]: Evidence(suite, role, "8") for role in roles}
+    by_model = {MODELS[role]: Evidence(suite, role, "8") for role in roles}
     return {name: data for name, data in by_model.items() if data.settings("extrapolation")}
 
 

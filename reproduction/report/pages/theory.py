@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from reproduction.report.claims import claims, studied_setting
 from reproduction.report.evidence import Evidence, select
@@ -32,10 +31,10 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "from_upstream": ("passed on by earlier blocks", {"color": "#BBBBBB"}),
     "from_mismatch": ("added by this block", {"color": "#D55E00", **HATCHED}),
 }
-LOSSES = {
+LOSS_BOUNDS = {
     "proposition_7": ("Prop. 7: gradient × score change", "o"), "corollary_2": ("Cor. 2: constants × final drift", "^"),
 }  # fmt: skip
-SCORES = {
+SCORE_BOUNDS = {
     "proposition_3": ("Prop. 3: along the segment", "o"), "proposition_6": ("Prop. 6: every direction", "^"),
 }  # fmt: skip
 CLOUD: dict[str, Any] = {"ls": "none", "markersize": 4.5, "mew": 0, "alpha": 0.6}
@@ -55,15 +54,19 @@ def theory_rows(suite: str, role: str, file: str = "theory") -> pd.DataFrame:
 def checks(suite: str) -> PageOutput:
     """List every statement with its worst case, how tight it is, and the verdict, by source."""
     chosen, body = [claim for claim in claims() if claim.location == "theory"], []
-    by_source = {source.key: columns[0] for source, columns in judged(suite, chosen).items()}
+    printed = {  # words at the printed settings
+        (source.key, verdict.claim.id): verdict.word
+        for source, column in judged(suite, chosen).items()
+        for verdict, *_ in column
+        if verdict
+    }
     for name, facts in packaged("statements.yaml").items():
         cells = [f"{facts['name']}<small>{facts['section']}</small>"]
         cells += [escape(facts["says"]), escape(facts["checked"])]
         for role, source in ((REAL, "real_encoder"), (IMAGES, suite)):
             statement_rows = select(theory_rows(suite, role), {"statement": name})
             worst = (worst_case(statement_rows, method, facts["quantity"]) for method in MODELS)
-            judged_words = (v.word for v in by_source[source] if v and v.claim.id == facts["claim"])
-            word = next(judged_words, "not run")
+            word = printed.get((source, facts["claim"]), "not run")
             cells.append(f"{chip(word)}<small>{' · '.join(worst)}</small>")
         body.append(cells)
     head = ["Statement", "In plain words", "Checked on", "MiniLM", "Synthetic images"]
@@ -112,7 +115,7 @@ def figure(panel: str, role: str, suite: str) -> PageOutput:
         return figure_output(None, panel)
     draw, panels, height = PANELS[panel]
     with stacked(panels, height * panels) as (figure, axes):
-        draw(figure, axes, lines, points)
+        draw(axes, lines, points)
         return figure_output(figure, panel)
 
 
@@ -135,9 +138,7 @@ def pair_of_bars(axes: Axes, values: pd.Series, index: int, **options: Any) -> N
     axes.bar(positions, values, width=0.36, **options)
 
 
-def decomposition(
-    figure: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame
-) -> None:
+def decomposition(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw drift after every block, stacked from the parts of Proposition 1."""
     for ax, method in zip(axes, MODELS, strict=True):
         base = 0.0
@@ -150,10 +151,11 @@ def decomposition(
         ax.set(ylabel="drift (% of the\nexpert's features)")
     axes[1].sharey(axes[0])
     axes[1].set_xlabel("after block")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    entries = axes[0].get_legend_handles_labels()
+    axes[0].figure.legend(*entries, loc="outside lower center", ncols=2)
 
 
-def propagation(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
+def propagation(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw where final drift comes from, and how fast the quadrature converges."""
     origin, nodes = axes
     for i, method in enumerate(MODELS):
@@ -178,7 +180,7 @@ def propagation(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.Data
     nodes.legend(loc="lower left")
 
 
-def bounds(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
+def bounds(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw three bounds against the actual changes."""
     growth, scores, losses = axes
     drifts = select(points, {"statement": "proposition_5"})
@@ -192,7 +194,7 @@ def bounds(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame
     growth.axhline(1, color=INK, lw=1, ls=":")
     growth.set(xlim=ends, xlabel="drift after a block / before it", ylabel="at least, by Prop. 5")
     growth.legend()
-    for ax, chosen, changed in ((scores, SCORES, "scores"), (losses, LOSSES, "loss")):
+    for ax, chosen, changed in ((scores, SCORE_BOUNDS, "scores"), (losses, LOSS_BOUNDS, "loss")):
         for i, (statement, (name, marker)) in enumerate(chosen.items()):
             cloud = select(points, {"statement": statement, "method": "merged"})
             cloud = cloud[cloud["actual"] > 1e-3]  # below, a logarithmic axis shows only noise
@@ -207,7 +209,7 @@ def bounds(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame
         ax.legend(loc="lower right")
 
 
-def margins(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
+def margins(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw the largest score change over half the expert's lead, by whether the answer stayed."""
     changes = select(points, {"statement": "margin"})
     ratio = np.log10((changes["actual"] / changes["bound"].clip(lower=1e-9)).clip(1e-2, 1e3))
@@ -236,7 +238,7 @@ def margins(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFram
     axes[1].set_xlabel("largest score change / half the expert's lead")
 
 
-def solved_inputs(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
+def solved_inputs(axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw how far a linear's inputs move after its solution, and its fit before and after."""
     moved, fits = axes
     kinds = (("stale", "stale features", "merged"), ("forward", "forward order", "featcal"))
@@ -255,7 +257,7 @@ def solved_inputs(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.Da
     fits.legend(fontsize=10)
 
 
-Drawing = Callable[[Figure, list[Axes], pd.DataFrame, pd.DataFrame], None]
+Drawing = Callable[[list[Axes], pd.DataFrame, pd.DataFrame], None]
 PANELS: dict[str, tuple[Drawing, int, float]] = {  # panels, and the height of each
     "decomposition": (decomposition, 2, 3.0), "propagation": (propagation, 2, 3.2), "bounds": (bounds, 3, 3.6),
     "margins": (margins, 2, 3.0), "sources": (solved_inputs, 2, 3.2),

@@ -61,7 +61,7 @@ def test_an_interrupted_pretraining_ends_in_the_same_bytes(tmp_path, monkeypatch
     assert not list((tmp_path / "state").rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("role", clip.RECIPES)
+@pytest.mark.parametrize("role", clip.ClipPretraining.recipes)
 def test_a_shipped_clip_tells_pictures_apart(role):
     model, processor = (kind.from_pretrained(MODELS / role) for kind in (CLIPModel, CLIPProcessor))
     assert list(processor.image_processor.image_mean) == [0.42] * 3
@@ -90,7 +90,7 @@ def test_nothing_is_unknown_to_the_tokenizer_of_t5_and_every_text_comes_back():
     assert all(len(encode(part)["input_ids"]) == 1 for part in t5.prompt_parts())
 
 
-@pytest.mark.parametrize("role", t5.RECIPES)
+@pytest.mark.parametrize("role", t5.T5Pretraining.recipes)
 def test_a_shipped_t5_finds_right_answers_far_likelier_than_others(role):
     base, tokenizer = load_model(MODELS / role), load_tokenizer(MODELS / role)
     samples = draw_samples("mnli", "validation", 64, 0)
@@ -128,10 +128,10 @@ def test_two_parts_of_a_batch_give_the_gradient_of_their_weighted_losses():
         assert torch.allclose(gradients[name], parameter.grad, atol=1e-6), name
 
 
-@pytest.mark.parametrize("role", llama.RECIPES)
+@pytest.mark.parametrize("role", llama.LlamaPretraining.recipes)
 def test_a_shipped_llama_answers_in_one_line(role):
     model, tokenizer = load_model(MODELS / role), load_tokenizer(MODELS / role)
-    assert model.config.tie_word_embeddings is llama.RECIPES[role].tied
+    assert model.config.tie_word_embeddings is llama.LlamaPretraining.recipes[role].tied
     prompts = [item.prompt for item in domains.test_items("math500", "validation", 8, 0)]
     batch = tokenizer(prompts, padding=True, return_tensors="pt")
     out = model.generate(**batch, max_new_tokens=TESTS["math500"].new_tokens)

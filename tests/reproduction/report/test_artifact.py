@@ -49,7 +49,7 @@ def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
 
 
 def test_it_counts_the_minutes_of_what_make_runs():
-    for target, stages in {"repro": artifact.REPRO, "real": artifact.REAL}.items():
+    for target, stages in {"repro": artifact.MAKE_REPRO, "real": artifact.MAKE_REAL}.items():
         command = ["make", "--dry-run", target]
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert f"dvc repro {' '.join(stages)}\n" in run.stdout

@@ -68,8 +68,8 @@ def test_verdicts_on_the_second_encoder_are_what_other_code_computes(name, setti
         entry["over"] = entry["over"] | {"upstream": ["average", "task_arithmetic"]}
     word, margin, noise = Results(MINI, setting).verdict(entry)
     (source,) = (candidate for candidate in sources("mini") if candidate.key == "second_encoder")
-    verdicts = source.judged([next(claim for claim in claims() if claim.id == name)])
-    (actual,) = dict(zip(source.settings, verdicts, strict=True))[setting]
+    (verdicts,) = source.judged([next(claim for claim in claims() if claim.id == name)])
+    actual = dict(zip(source.settings, verdicts, strict=True))[setting]
     assert actual.word == word and (actual.margin, actual.noise) == pytest.approx((margin, noise))
 
 

@@ -11,7 +11,7 @@ from reproduction.report.pages.reproduced import ROUNDING, against_printed, tole
 from reproduction.report.statistics import Estimate
 from reproduction.results import SCORES, write_rows
 
-PAGES = {**paper.PRINTED, **paper.TEXT_PRINTED, ("llama_3b", "mergebench "): "table14"}
+PAGES = {**paper.PRINTED, ("llama_3b", "mergebench "): "table14"}
 
 
 @pytest.fixture

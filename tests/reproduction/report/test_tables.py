@@ -10,7 +10,7 @@ from featcal.errors import MissingPath
 from reproduction.report.evidence import Evidence, project_root, select
 from reproduction.report.html import margin
 from reproduction.report.pages import accuracies, language
-from reproduction.report.paper import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, TEXT_TASKS
+from reproduction.report.paper import AVERAGE, PAPER_MODELS, PRINTED, TEXT_TASKS
 from reproduction.report.statistics import Estimate
 from reproduction.report.tables import METHODS, accuracy_rows, by_task, paper_recovered, paper_rows
 
@@ -25,12 +25,11 @@ def labels(rows):
     return list(dict.fromkeys(row.label.partition(", ")[0] for row in rows))
 
 
-@pytest.mark.parametrize(("role", "pool"), [*PRINTED, *TEXT_PRINTED])
+@pytest.mark.parametrize(("role", "pool"), PRINTED)
 def test_a_table_has_the_papers_rows_and_every_setting(results, role, pool):
     measured = accuracy_rows(Evidence("mini", role, pool))
     text = pool in TEXT_TASKS
-    number = (TEXT_PRINTED if text else PRINTED)[role, pool]
-    _, printed = paper_rows(number, PAPER_MODELS[role] if text else "")
+    _, printed = paper_rows(PRINTED[role, pool], PAPER_MODELS[role] if text else "")
     assert labels(measured) == labels(printed)
     if text:
         assert all(list(row.cells) == [*TEXT_TASKS[pool], AVERAGE] for row in (*measured, *printed))
