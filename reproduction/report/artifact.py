@@ -174,10 +174,11 @@ def claims_as_data(suite: str) -> dict[str, Any]:
 def _entry(verdict: Verdict) -> dict[str, Any]:
     """Return one verdict as data; a claim about several has the margin of its deciding part."""
     noise = {"total": _finite(verdict.noise)}
-    if verdict.seed_noise is not None:  # squares of both parts add up to the total's
-        noise["draws"] = _finite(verdict.seed_noise)
-        variance = max(verdict.noise**2 - verdict.seed_noise**2, 0.0)
-        noise["test_samples"] = _finite(math.sqrt(variance))
+    if verdict.parts_of_noise:  # squares of all parts add up to the total's
+        draws, trainings = verdict.parts_of_noise
+        rest = max(verdict.noise**2 - draws**2 - trainings**2, 0.0)
+        parts = {"draws": draws, "trainings": trainings, "test_samples": math.sqrt(rest)}
+        noise |= {name: _finite(part) for name, part in parts.items()}
     return {
         "verdict": verdict.word, "margin": _finite(verdict.margin), "noise": noise,
         "fragile": verdict.fragile, "drawn_once": verdict.one_run, "detail": verdict.detail,

@@ -167,8 +167,6 @@ def measured(verdict: Verdict, short: bool = False) -> str:
     short: the margin alone, or the bare counts of a claim about several.
     """
     detail, _, rest = escape(verdict.detail).partition(";")
-    if short and verdict.word == "not run":
-        return ""
     if short and rest:
         counted = verdict.claim.over or verdict.claim.each
         return detail.replace(f" {verdict.claim.unit}", "") if counted else detail

@@ -138,6 +138,7 @@ class WeightedSum:
     value: float
     variance: float
     seed_variance: float  # the part from seeds
+    training_variance: float  # the part from trainings of the experts
     has_error: bool  # whether its error is known
     one_run: bool  # whether something was drawn only once
     pairing: str  # "unpaired", "partly unpaired": errors added as if of other test rows
@@ -174,7 +175,8 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> WeightedSum:
     sums = [value, *by_training(parts)] if is_score else []
     experts = variance(sums) if len(sums) > 2 else 0.0
     total, means = math.fsum([*images, *seeds, experts]), [part.mean for _, part in parts]
-    return WeightedSum(means, value, total, math.fsum(seeds), has_error, one_run, pairing)
+    parts_of = (math.fsum(seeds), experts)
+    return WeightedSum(means, value, total, *parts_of, has_error, one_run, pairing)
 
 
 def by_training(parts: Sequence[tuple[float, Estimate]]) -> list[float]:

@@ -53,7 +53,8 @@ class Verdict:
     one_run: bool = False  # whether a side was drawn with one seed only
     pairing: str = ""  # where errors were added as if models had different test rows
     detail: str = ""  # the numbers
-    seed_noise: float | None = None  # the noise's part from seeds, of a single sum of means
+    # of a single sum of means: the noise's parts from seeds, and from trainings of the experts
+    parts_of_noise: tuple[float, float] | None = None
 
     @property
     def fragile(self) -> bool:
@@ -138,7 +139,8 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
         return Verdict(claim, word, margin, compared.noise, False, compared.pairing, detail)
     return Verdict(
         claim, word if compared.has_error else "one run", margin, compared.noise, compared.one_run,
-        compared.pairing, detail, seed_noise=2 * math.sqrt(compared.seed_variance),
+        compared.pairing, detail,
+        (2 * math.sqrt(compared.seed_variance), 2 * math.sqrt(compared.training_variance)),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, figure_output, one_panel
 from reproduction.report.html import NOT_RUN, PageOutput, estimate_cell, tabulate
 from reproduction.report.pages.default import Case, cases, mean_seconds
-from reproduction.report.statistics import Estimate, highest, lead
+from reproduction.report.statistics import Estimate, estimate, highest, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, UPSTREAMS, average, gap_share
 from reproduction.report.verdicts import TITLES
 
@@ -117,18 +117,21 @@ class ModelEvidence:
             yield score((merger, "featcal", setting)), baseline
 
     def second_pairs(self, procedure: str, setting: str) -> Iterator[EstimatePair]:
-        """Pair the seconds of each adapter with FeatCal's; with DEFAULT, of all trials."""
+        """Pair the seconds of each adapter with FeatCal's; with DEFAULT, of all trials.
+
+        At the printed settings, with features kept ("once"), over all numbers of samples.
+        """
         study = next(iter(self.defaults.values()), None)  # the same for all mergers
         if setting == DEFAULT:
             by_method = mean_seconds(study.data) if study and procedure == "once" else {}
-            featcal = by_method.get(DEFAULT)
-        else:
-            runs = self.evidence.table("cost.run")
-            by_method = select(runs, {"encode": procedure}).groupby("method")["seconds"].mean()
-            featcal = select(runs, {"method": "featcal"})["seconds"].mean()
-        for adapter in ADAPTERS if self.file == "scores" or setting == DEFAULT else ():
-            if adapter in by_method and featcal is not None and featcal > 0:  # NaN: not run
-                yield exact_estimate(by_method[adapter]), exact_estimate(featcal)
+            means = {method: exact_estimate(mean) for method, mean in by_method.items()}
+            yield from ((means.get(adapter), means.get(DEFAULT)) for adapter in ADAPTERS)
+        elif self.file == "scores":
+            runs = self.evidence.table("samples.run" if procedure == "once" else "cost.run")
+            featcal = estimate(select(runs, {"method": "featcal"}), "seconds")
+            for adapter in ADAPTERS:
+                adapted = select(runs, {"method": adapter, "encode": procedure})
+                yield estimate(adapted, "seconds"), featcal
 
 
 def models(suite: str) -> dict[str, list[ModelEvidence]]:

@@ -104,7 +104,7 @@ def test_claims_as_data_hold_every_claim_and_the_squares_of_noise_by_source_add_
     split = [entry for *_, entry in listed if "draws" in entry["noise"]]
     for entry in split:
         noise = entry["noise"]
-        parts = math.hypot(noise["draws"], noise["test_samples"])
+        parts = math.hypot(noise["draws"], noise["trainings"], noise["test_samples"])
         assert parts == pytest.approx(noise["total"], abs=1e-5)
     decided = [entry for entry in split if entry["verdict"] in DECIDED]
     assert decided
