@@ -128,10 +128,7 @@ def test_tensors_that_do_not_fit_are_named(family, change, error, said, tmp_path
 
 @pytest.mark.parametrize("kind", ["deberta", "marian", "big_bird", "swin"])
 def test_parameters_that_are_never_run_or_never_stored_are_loaded(tmp_path, kind):
-    """DeBERTa's encoder reads the weight of its relative positions, Marian's are sinusoidal.
-
-    BigBird's first forward replaces its attention where texts are short; Swin's pooler has no parameters.
-    """
+    """DeBERTa reads a weight itself, BigBird replaces its attention, Swin's pooler has nothing."""
     make(KINDS[kind], dtype=torch.float32).save_pretrained(tmp_path)
     batch = batch_for({"marian": "t5", "swin": "vit"}.get(kind, "bert"))
     drawn = torch.get_rng_state()
