@@ -149,12 +149,11 @@ def split_files(folder: Path, split: str, suffixes: Collection[str] = BUILDERS) 
         if files and Path(pattern).suffix in suffixes:
             shards = {m[1]: int(m[2]) for file in files if (m := _SHARD.search(file.name))}
             if shards and (len(shards) < len(files) or {*shards.values()} != {len(files)}):
-                listed = shorten(", ".join(file.name for file in files), 200)
-                problem = f"its shards are not those of one table: {listed}"
+                names = shorten(", ".join(file.name for file in files), 200)
                 way_out = (
                     "remove those of other tables, and copy or download those that are missing"
                 )
-                raise BadData(folder, problem, way_out)
+                raise BadData(folder, f"its shards are not those of one table: {names}", way_out)
             return files
     return []
 

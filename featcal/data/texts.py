@@ -159,8 +159,7 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
     if not isinstance(row, Mapping):
         raise BadData(origin, f"is a {type(row).__name__}, not an object", WANTED)
     filled = [key for key, value in row.items() if value is not None]
-    form = _form(origin, row, columns, filled)
-    messages, tools = None, row.get("tools")
+    form, messages, tools = _form(origin, row, columns, filled), None, row.get("tools")
     label, texts = row.get(columns.get(LABEL, LABEL)), {k: row[columns.get(k, k)] for k in form}
     if form == ("messages",):
         try:

@@ -41,7 +41,6 @@ NO_WEIGHTS = {  # settings of adapters that do more than change weights
     "alora_invocation_tokens": "acts only after certain tokens",
     "arrow_config": "chooses between adapters at every token",
 }
-UNREPEATABLE = {"pissa_niter": "it is drawn at random", "lora_ga": "gradients, which are not saved"}
 SHARED = re.compile(r"\.(vblora_vector_bank|tinylora_v)\.")  # stored once for all layers
 
 
@@ -94,8 +93,8 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
         problem = f"peft cannot repeat its start, init_lora_weights={start!r}"
         how = "model.save_pretrained(folder, path_initial_model_for_weight_conversion=...)"
         way_out = f"write it as a plain LoRA where it was trained: {how}"
-        if reason := UNREPEATABLE.get(re.sub(r"_?\d+$", "", start)):
-            raise BadFile(folder, f"{problem} ({reason})", way_out)
+        if start.startswith(("pissa_niter", "lora_ga")):
+            raise BadFile(folder, f"{problem} (drawn at random, or from gradients)", way_out)
         if example.is_meta:  # nothing to decompose, as PiSSA and OLoRA do
             config.init_lora_weights = False
     heads = [f".{name}." for name in getattr(config, "modules_to_save", None) or ()]
