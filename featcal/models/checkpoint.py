@@ -224,9 +224,8 @@ def require_plain(file: Path, tensors: Mapping[str, Any]) -> None:
     """Raise BadFile for a name inside a wrapper of the model, and for a weight without values."""
     for name, tensor in tensors.items():
         if WRAPPED.match(name):
-            problem = f"{name} is a name in a wrapper (torch.compile, DDP, peft)"
             way_out = "save the model inside it; of a PeftModel, what merge_and_unload() returns"
-            raise BadFile(file, problem, way_out)
+            raise BadFile(file, f"{name} is a name in a wrapper (torch.compile, DDP)", way_out)
         if name.endswith("weight") and tensor.shape == (0,):
             way_out = "save it with stage3_gather_16bit_weights_on_model_save: true"
             raise BadFile(file, f"{name} is empty, as ZeRO-3 leaves it", way_out)

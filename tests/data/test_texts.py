@@ -210,12 +210,11 @@ def test_columns_have_the_names_that_are_given(tmp_path, suffix):
 
 
 def test_a_token_that_has_another_id_for_the_expert_is_refused(tmp_path):
-    base, expert = (tmp_path / name for name in ("base", "expert"))
-    for folder in (base, expert):
-        tokenizer().save_pretrained(folder)
-    file = expert / "tokenizer.json"
+    for name in ("base", "expert"):
+        tokenizer().save_pretrained(tmp_path / name)
+    file = tmp_path / "expert/tokenizer.json"
     file.write_text(file.read_text().replace('"a":', '"?":').replace('"b":', '"a":'))
-    reader = text_data.reader_for([base], TEXT, None, expert)
+    reader = text_data.reader_for([tmp_path / "base"], TEXT, None, tmp_path / "expert")
     assert reader.tokens(Sample("row 0", "red")).ids == ids_of(Sample("row 0", "red"))
     with pytest.raises(BadFile, match="the id .* for 'a', but that of .*expert has .*row 1"):
         reader.tokens(Sample("row 1", "a red box"))
