@@ -309,7 +309,7 @@ class Reader:
             raise BadFile(self.folder, problem, "give the tokenizer that belongs to this model")
         if moved := self.moved.keys() & ids:
             problem = f"its tokenizer {self.moved[min(moved)]} ({sample.origin})"
-            command = "featcal merge average --base BASE --expert NAME=EXPERT --out NEW"
+            command = "featcal merge average --base BASE --expert NAME=MODEL --out NEW"
             raise BadFile(
                 self.folder, problem, f"give NEW, with the base's tokens, for it: {command}"
             )
@@ -349,16 +349,13 @@ def reader_for(
     candidates = (*folders, expert or folder)
     texts = Texts.of_folder(next((f for f in candidates if (f / MODULES).is_file()), folder))
     default = texts.longest or DEFAULT_TOKENS
-    length, moved = tokens or min(default, limit or default), _moved(tokenizer, folder, expert)
-    return Reader(tokenizer, inputs, length, folder, texts, moved)
-
-
-def _moved(tokenizer: Any, folder: Path, expert: Path | None) -> dict[int, str]:
-    """Return by id the tokens for which the expert's own tokenizer has another id, in words."""
-    files = [(folder / n, expert / n) for n in VOCABULARIES if expert and (expert / n).is_file()]
-    same, ids = all(a.is_file() and cmp(a, b, shallow=False) for a, b in files), {}
-    with suppress(FeatCalError):  # of a tokenizer that cannot be read
-        ids = {} if same else load_tokenizer(expert).get_vocab()
-    pairs = ((i, token, ids.get(token, i)) for token, i in tokenizer.get_vocab().items())
-    reason = "has the id {} for {!r}, but that of {} has {}"
-    return {i: reason.format(i, token, expert, other) for i, token, other in pairs if i != other}
+    ids, moved, reason = tokenizer.get_vocab(), {}, "has the id {} for {!r}, but that of {} has {}"
+    for other in candidates:
+        files = [(folder / name, other / name) for name in VOCABULARIES if (other / name).is_file()]
+        if not all(ours.is_file() and cmp(ours, theirs, shallow=False) for ours, theirs in files):
+            with suppress(FeatCalError):  # of a tokenizer that cannot be read
+                theirs = (
+                    (t, ids.get(t, i), i) for t, i in load_tokenizer(other).get_vocab().items()
+                )
+                moved |= {i: reason.format(i, t, other, new) for t, i, new in theirs if i != new}
+    return Reader(tokenizer, inputs, tokens or min(default, limit or default), folder, texts, moved)

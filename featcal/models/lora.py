@@ -120,6 +120,7 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     missing = [n for n in loaded.missing_keys if f".{prefix}" in n and not SHARED.search(n)]
     for names, reason in ((surplus, "the base has no"), (missing, "the file has no")):
         if names:
+            way_out = "save the whole adapter again" if names is missing else way_out
             raise BadFile(folder, f"{problem} ({reason} {', '.join(sorted(names)[:3])})", way_out)
     return adapted
 

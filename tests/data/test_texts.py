@@ -209,15 +209,17 @@ def test_columns_have_the_names_that_are_given(tmp_path, suffix):
         text_data.load_text(Location(tmp_path / f"a.{suffix}"), "train", {"text": "answer"})[0]
 
 
-def test_a_token_that_has_another_id_for_the_expert_is_refused(tmp_path):
-    for name in ("base", "expert"):
-        tokenizer().save_pretrained(tmp_path / name)
-    file = tmp_path / "expert/tokenizer.json"
+def test_a_token_that_has_another_id_for_another_model_is_refused(tmp_path):
+    base, other = tmp_path / "base", tmp_path / "other"
+    for folder in (base, other):
+        tokenizer().save_pretrained(folder)
+    file = other / "tokenizer.json"
     file.write_text(file.read_text().replace('"a":', '"?":').replace('"b":', '"a":'))
-    reader = text_data.reader_for([tmp_path / "base"], TEXT, None, tmp_path / "expert")
-    assert reader.tokens(Sample("row 0", "red")).ids == ids_of(Sample("row 0", "red"))
-    with pytest.raises(BadFile, match="the id .* for 'a', but that of .*expert has .*row 1"):
-        reader.tokens(Sample("row 1", "a red box"))
+    for folders, expert in (([base], other), ([base, other], None)):
+        reader = text_data.reader_for(folders, TEXT, None, expert)
+        assert reader.tokens(Sample("row 0", "red")).ids == ids_of(Sample("row 0", "red"))
+        with pytest.raises(BadFile, match="the id .* for 'a', but that of .*other has .*row 1"):
+            reader.tokens(Sample("row 1", "a red box"))
 
 
 def test_samples_that_do_not_fit_the_model_are_refused():

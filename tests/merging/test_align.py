@@ -141,7 +141,6 @@ CLASSIFIER = ("classifier.bias", "classifier.weight")
     ],
 )
 def test_experts_with_another_head_give_the_base_their_tower(base, expert, config, lost, tmp_path):
-    """From modules and from folders alike; the base keeps its head, the experts' are named."""
     kind, sizes = config
     models = {
         name: tiny.make(lambda c=each: getattr(families.tf, c)(kind(**sizes)), seed, torch.float32)

@@ -235,7 +235,6 @@ def test_old_configurations_and_models_in_memory_keep_what_they_say_on_generatio
 
 
 def test_one_stored_tensor_of_three_parameters_is_written_whole_when_one_is_solved(tmp_path):
-    """NomicBERT's file holds q, k and v of a block as one matrix."""
     paths = {name: tmp_path / name for name in ("base", "merged", "a")}
     for seed, path in enumerate(paths.values()):
         make(KINDS["nomic"], seed, torch.float32).save_pretrained(path)
