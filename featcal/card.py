@@ -229,10 +229,7 @@ def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
 
 
 def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
-    """Add measured results to a folder's card: all to the hub's model-index, accuracies to a table.
-
-    A result replaces an older one of its metric and data. The table omits others' percentages.
-    """
+    """Add results to a card's model-index, where they replace older ones, accuracies to a table."""
     card = read_card(folder)
     older = card.data.eval_results or []
     kept = [old for old in older if not any(old.is_equal_except_value(new) for new in results)]

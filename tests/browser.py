@@ -101,10 +101,7 @@ class Browser:
         return got
 
     def audit(self, scheme: str = "light") -> list[str]:
-        """Serious and critical findings of axe-core, and all on headings and pictures.
-
-        What is no colour is the same in both schemes, and is looked at in the light one.
-        """
+        """Serious findings of axe-core, and all on headings and pictures; of a dark page colours."""
         from axe_core_python.base import AXE_SCRIPT
 
         if not self.run("return 'axe' in window"):

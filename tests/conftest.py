@@ -1,8 +1,4 @@
-"""Before any test: one thread and no hub.
-
-Torch is not imported for tests without it. Garbage collection waits until all is imported, and
-leaves that alone.
-"""
+"""Before any test: one thread and no hub; garbage collection waits until all is imported."""
 
 import gc
 import os

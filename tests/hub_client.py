@@ -1,7 +1,4 @@
-"""Processes that use a hub: each with its own cache, its real clients asked one thing at a time.
-
-They are forked from a server that has loaded torch, and nothing that reads the hub's variables.
-"""
+"""Processes that use a hub, each with its own cache, forked from a server that has loaded torch."""
 
 import contextlib
 import io

@@ -1,7 +1,4 @@
-"""A hub on this machine: folders served by HTTP as huggingface_hub and datasets ask the real one.
-
-Knows the paths that downloading uses, and one account; no xet, no parquet of the data set viewer.
-"""
+"""A hub on this machine: folders served by HTTP as huggingface_hub and datasets ask the real one."""
 
 import hashlib
 import json

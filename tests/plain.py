@@ -77,10 +77,7 @@ def affine(module, offset):
 
 def linear(tasks, merged, base, s):
     """Eqs. 10-17 and 51-55 for one linear; tasks: [(X_cal (d, n), X_exp (d, n), p (n,), W_i, b_i,
-    lag (o, n))].
-
-    Beyond the paper: lag is added to the expert's output.
-    """
+    lag (o, n))], where lag is added to the expert's output, beyond the paper."""
     blend = [
         s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(merged, base, strict=True)
     ]

@@ -55,10 +55,7 @@ def laid_out(folder: Path) -> Path:
 
 
 def entry(settings: Any, path: str, separator: str) -> Any:
-    """Return what dpath.get does at a path without a pattern, without its walk through all entries.
-
-    Raises: KeyError.
-    """
+    """Return what dpath.get does at a path without a pattern, without its walk through all entries."""
     for name in path.split(separator):
         if not isinstance(settings, dict):
             raise KeyError(path)

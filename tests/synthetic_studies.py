@@ -63,8 +63,7 @@ def write_corrupted(folder: Path, shared: dict, tasks: list[str]) -> None:
 
 def write_task_counts(folder: Path, shared: dict, tasks: list[str]) -> None:
     """Write scores of the pool, cut once in its own order. With the union of classes the adapters
-    keep their accuracy, all else loses 20 points; FeatCal's last part is 4 points better.
-    """
+    keep their accuracy, all else loses 20 points; FeatCal's last part is 4 points better."""
     common, rows = shared | {"metric": "accuracy", "count": 244}, []
     for count in (2, 4, 8):
         parts = [tasks[start : start + count] for start in range(0, len(tasks), count)]

@@ -150,10 +150,7 @@ def divergences(
     seen: Parts,
     labels: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, list[float]]]:
-    """Return held-out samples' divergence by task and model.
-
-    seen: further samples for relations.   labels: vectors (K, d) of a task's classes.
-    """
+    """Return held-out samples' divergence by task and model; `seen` are more, for relations."""
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
         expert, pooling, classes = models.experts[task], None, (labels or {}).get(task)
@@ -342,10 +339,7 @@ def comparable_scores(ours: Answers, theirs: Answers) -> tuple[Scores, Scores] |
 def answers(
     model: nn.Module, batch: Batch, plan: BlockPlan | None, sentences: Sentences | None, bare: bool
 ) -> Answers:
-    """Return the answers of one forward.
-
-    sentences: how an encoder's folder makes a vector of a text.   bare: run the blocks only.
-    """
+    """Return the answers of one forward; `sentences` pools texts, `bare` runs the blocks only."""
     plan, head = plan_for(model, plan), None if bare else output_embeddings(model)
     if head is not None and changes_logits(model):
         head = None  # take the logits that the model returns, which need more memory

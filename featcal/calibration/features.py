@@ -91,10 +91,7 @@ def open_models(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> Models:
-    """Open the merged model, the base and the experts, and check that they match.
-
-    Folders are streamed, or the merged one loaded `whole`; of modules only that one is copied.
-    """
+    """Open models and check that they match; folders are streamed, or the merged one `whole`."""
     cpu_float32 = torch.empty(0, dtype=torch.float32)
     parameters = merged.parameters() if isinstance(merged, nn.Module) else iter(())
     first = next(parameters, cpu_float32)

@@ -70,10 +70,7 @@ class Ranks:
     def shared(
         self, solutions: dict[Site, Solution], unsolved: SingularGram | None
     ) -> dict[Site, Solution]:
-        """Return the solutions of all sites, each broadcast from the process that solved it.
-
-        unsolved: the error of a site of this process. Raises: SingularGram, in all processes.
-        """
+        """Return the solutions of all processes' sites. Raises: SingularGram of any, in all."""
         shapes = {site: (s.weight.shape, s.conditioning) for site, s in solutions.items()}
         gathered, errors = zip(*self.all_gather_checked((shapes, unsolved)), strict=True)
         for error in filter(None, errors):

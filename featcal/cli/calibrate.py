@@ -209,10 +209,7 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
 
 
 def return_large_blocks() -> None:
-    """Return freed blocks of 2 MiB and more to the system at once, unless the environment differs.
-
-    The memory of a run can then be predicted. It costs time, so only our own processes do this.
-    """
+    """Return freed blocks of 2 MiB to the system at once: slower, but memory can be predicted."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         mallopt(MMAP_THRESHOLD, 2 << 20)

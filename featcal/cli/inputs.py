@@ -85,10 +85,7 @@ def has_config(folder: Path) -> bool:
 
 
 def model_folder(named_by: str, name: str, near: Path | None = None, weights: bool = True) -> Path:
-    """Return a model's folder: a local one, else a repository of the hub.
-
-    near: another folder to search, before the current.   weights: False for configuration alone.
-    """
+    """Return a model's folder: `near` another one, local, or of the hub, there without `weights`."""
     require(isinstance(name, str), named_by, name, "must name a model")  # in a record
     folder = Path(os.path.expanduser(name))  # no shell does; Path.expanduser raises for ~nobody
     require(not folder.is_file(), named_by, str(folder), "names a file; give the folder of it")
@@ -197,11 +194,7 @@ def read_compared(
     data: Iterable[str],
     recipe: Path | None,
 ) -> tuple[dict[str, Path], Inputs]:
-    """Return the models to compare by name, and inputs with the first of them as merged model.
-
-    Base and experts may be recorded in any of the models. The base is needed where an expert is a
-    LoRA adapter of it, or vocabularies differ.
-    """
+    """Return models by name, any of which may record base and experts, and inputs of the first."""
     collect = MistakeCollector()
     models = collect(named, "--model", model, "NAME=MODEL", partial(collect, model_folder)) or {}
     first = next(iter(models.values()), None)
@@ -358,10 +351,7 @@ def whole_clip(folders: Iterable[Path], option: str, value: object, expected: st
 
 @contextmanager
 def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator[dict[str, Path]]:
-    """Yield the experts' folders, with LoRA experts among `mine` as whole models in `work`.
-
-    They are removed afterwards, unless `work` holds finished blocks of a run that can continue.
-    """
+    """Yield the experts' folders, LoRA experts among `mine` as whole models while `work` is used."""
     from featcal.models.lora import dense_folder
 
     numbered = enumerate(inputs.adapter_bases)  # a name may hold a slash

@@ -110,10 +110,7 @@ def load_batches(
 def draw_batches(
     model: nn.Module, folders: Sequence[Path], locations: Mapping[str, Location], draw: Draw
 ) -> dict[str, DrawnBatches]:
-    """Draw the batches of every task, sorted by name; the samples are read and checked now.
-
-    The model decides what is read. The first folder with a processor or tokenizer counts.
-    """
+    """Draw every task's batches, prepared by the first folder with a processor or tokenizer."""
     inputs, batches = input_of(model), {}
     if inputs.kind == "pictures":
         with_processor = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))

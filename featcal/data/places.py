@@ -9,6 +9,7 @@ import glob
 import logging
 import os
 import re
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,13 +38,16 @@ NOT_READ = (".heic", ".heif", ".avif", ".jxl", ".svg", ".dng")  # pictures that 
 # JSON lines are parsed row by row
 BUILDERS = dict.fromkeys((".jsonl", ".txt"), "text")
 BUILDERS |= {f".{kind}": kind for kind in ("parquet", "csv", "json", "arrow")}
-# in a CSV only an empty cell is missing: None and NA may be texts or classes
-READING = {"text": {"encoding": "utf-8-sig"}, "csv": {"keep_default_na": False, "na_values": [""]}}
+# in a CSV only an empty cell is missing: None and NA may be texts or classes. With `index_col`
+# pandas warns of rows longer than the header; without, it shifts them by one column in silence
+READING = {"csv": {"keep_default_na": False, "na_values": [""], "index_col": False}}
+READING |= {"text": {"encoding": "utf-8-sig"}}
 LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
 LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
 LAYOUTS += ("{}/data-*.arrow", "data-*.arrow")  # of save_to_disk in `datasets`
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
 _SPLIT = re.compile(r"\w[\w.-]*")
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})[.-]")
 _HIDDEN = re.compile(r"(^|/)(\.|__[^/]*/)")  # as `datasets` does
 
 
@@ -139,10 +143,17 @@ def open_images(
 
 
 def split_files(folder: Path, split: str, suffixes: Collection[str] = BUILDERS) -> list[Path]:
-    """Return the data files of a split in order, of the first layout that the folder has."""
+    """Return the data files of a split, of the first layout in the folder. Raises: BadData."""
     for pattern in LAYOUTS:
         files = sorted(folder.glob(pattern.format(split)))
         if files and Path(pattern).suffix in suffixes:
+            shards = {m[1]: int(m[2]) for file in files if (m := _SHARD.search(file.name))}
+            if shards and (len(shards) < len(files) or {*shards.values()} != {len(files)}):
+                names = shorten(", ".join(file.name for file in files), 200)
+                way_out = (
+                    "remove those of other tables, and copy or download those that are missing"
+                )
+                raise BadData(folder, f"its shards are not those of one table: {names}", way_out)
             return files
     return []
 
@@ -231,7 +242,8 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
 
     refused = (datasets.exceptions.DatasetsError, pyarrow.ArrowException, yaml.YAMLError)
     try:
-        with quiet_datasets(), TemporaryDirectory() as cache:
+        with quiet_datasets(), TemporaryDirectory() as cache, warnings.catch_warnings():
+            warnings.filterwarnings("error", "Length of header or names does not match")
             if "data_files" in options:
                 options |= {"cache_dir": cache, "keep_in_memory": True}
             return datasets.load_dataset(builder, **options)
@@ -271,10 +283,7 @@ def _hub_folder(location: Location) -> Path:
 def reaching(
     name: str, revision: str | None, detail: str = "", kind: Kind = "model"
 ) -> Iterator[None]:
-    """Turn the errors of the hub's client into ours; `detail` is added to the reason.
-
-    Raises: NotOnHub, NoRevision, HubUnreachable, DiskFull.
-    """
+    """Turn the errors of the hub's client into ours; `detail` is added to the reason."""
     repo = f"{name}@{revision}" if revision else name
     page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
     try:

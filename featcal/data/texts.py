@@ -5,9 +5,12 @@ and its completion as one text, an encoder the prompt alone; a model with a deco
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from filecmp import cmp
 from inspect import signature
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +19,7 @@ from torch import nn
 from transformers.models.auto import modeling_auto as auto
 
 from featcal.data.places import LABEL, Columns, Location, open_table, split_files
-from featcal.errors import BadData, BadFile, BadSetting, one_line, shorten
+from featcal.errors import BadData, BadFile, BadSetting, FeatCalError, one_line, shorten
 from featcal.models.checkpoint import MODULES
 from featcal.models.load import TOKENIZER, load_tokenizer
 from featcal.models.sentences import Texts
@@ -64,9 +67,10 @@ class TextRows(Sequence[Sample]):
             if not self._rows:
                 raise BadData(origin, "holds no text", "put one sample per line there")
             return
-        used = [columns.get(key, key) for key in _form(origin, table.column_names, columns)]
-        used += [column for column in (label, "tools") if column in table.column_names]
-        self._table = table.select_columns([*dict.fromkeys(used)])
+        _form(origin, table.column_names, columns)  # rows may have null in it, and hold another
+        used = [columns.get(key, key) for key in (*chain(*FORMS), label, "tools")]
+        used = [column for column in dict.fromkeys(used) if column in table.column_names]
+        self._table = table.select_columns(used)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -135,12 +139,14 @@ def load_labelled(
     return Labelled(origin, samples, labels, names)
 
 
-def _form(origin: str, keys: Sequence[str], columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys that make the sample of a row. Raises: BadData naming the row's own keys."""
+def _form(
+    origin: str, keys: Collection[str], columns: Mapping[str, str], filled: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the keys that make a sample, best of those that are `filled`. Raises: BadData."""
     absent = [column for column in columns.values() if column not in keys]
     named = set(columns) - {LABEL}
-    for form in FORMS:
-        if not absent and named <= set(form) <= {*keys, *columns}:
+    for present, form in product(({*filled}, {*keys}), FORMS):
+        if not absent and named <= set(form) and {columns.get(k, k) for k in form} <= present:
             return form
     listed = shorten(", ".join(keys), 200) or "nothing"
     problem = f"holds {listed}, which makes no text sample"
@@ -152,7 +158,8 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
     """Return one row as a sample. Raises: BadData naming the row and the key."""
     if not isinstance(row, Mapping):
         raise BadData(origin, f"is a {type(row).__name__}, not an object", WANTED)
-    form, messages, tools = _form(origin, list(row), columns), None, row.get("tools")
+    filled = [key for key, value in row.items() if value is not None]
+    form, messages, tools = _form(origin, row, columns, filled), None, row.get("tools")
     label, texts = row.get(columns.get(LABEL, LABEL)), {k: row[columns.get(k, k)] for k in form}
     if form == ("messages",):
         try:
@@ -257,6 +264,7 @@ class Reader:
     length: int
     folder: Path
     texts: Texts = Texts()
+    moved: Mapping[int, str] = field(default_factory=dict)  # why an id is another token's elsewhere
 
     @property
     def pad(self) -> int:
@@ -299,6 +307,12 @@ class Reader:
             token = f"token {max(ids)} ({sample.origin})"
             problem = f"its tokenizer gives {token}, but the model has {size} tokens"
             raise BadFile(self.folder, problem, "give the tokenizer that belongs to this model")
+        if moved := self.moved.keys() & ids:
+            problem = f"its tokenizer {self.moved[min(moved)]} ({sample.origin})"
+            command = "featcal merge average --base BASE --expert NAME=MODEL --out NEW"
+            raise BadFile(
+                self.folder, problem, f"give NEW, with the base's tokens, for it: {command}"
+            )
         return ids
 
     def shortened(self, text: str, end: bool | None = None) -> str:
@@ -335,4 +349,13 @@ def reader_for(
     candidates = (*folders, expert or folder)
     texts = Texts.of_folder(next((f for f in candidates if (f / MODULES).is_file()), folder))
     default = texts.longest or DEFAULT_TOKENS
-    return Reader(tokenizer, inputs, tokens or min(default, limit or default), folder, texts)
+    ids, moved, reason = tokenizer.get_vocab(), {}, "has the id {} for {!r}, but that of {} has {}"
+    for other in candidates:
+        files = [(folder / name, other / name) for name in VOCABULARIES if (other / name).is_file()]
+        if not all(ours.is_file() and cmp(ours, theirs, shallow=False) for ours, theirs in files):
+            with suppress(FeatCalError):  # of a tokenizer that cannot be read
+                theirs = (
+                    (t, ids.get(t, i), i) for t, i in load_tokenizer(other).get_vocab().items()
+                )
+                moved |= {i: reason.format(i, t, other, new) for t, i, new in theirs if i != new}
+    return Reader(tokenizer, inputs, tokens or min(default, limit or default), folder, texts, moved)

@@ -57,10 +57,7 @@ def require_finite(features: Tensor, label: str) -> None:
 def zero_shot_head(
     model: Any, tokenizer: Any, classes: Sequence[str], templates: Sequence[str], batch: int = 256
 ) -> Tensor:
-    """Return a unit vector for every class, (K, p): the mean of its normalised prompts, normalised.
-
-    A prompt's vector is a CLIP's text feature, or a sentence encoder's mean over tokens.
-    """
+    """Return a unit vector for every class, (K, p): the mean of its normalised prompts, normalised."""
     prompts, parts = prompts_of(classes, templates), []
     device = next(model.parameters()).device
     for start in range(0, len(prompts), batch):
@@ -119,10 +116,7 @@ def evaluate_pool(
     batch: int = 250,
     adapted: Mapping[str, Adapted] = {},  # by a name of its own; its model runs once
 ) -> dict[str, dict[str, Tensor]]:
-    """Return True for each image or sentence a model gets right: {model: {task: (n,)}}.
-
-    The answer is the largest entry of head · feature; the logit scale does not change it.
-    """
+    """Return True for each image or sentence a model gets right: {model: {task: (n,)}}."""
     correct: dict[str, dict[str, Tensor]] = {name: {} for name in (*models, *adapted)}
     for task, samples in sets.items():
         expected = "must be at least two, else every answer is right"

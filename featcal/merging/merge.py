@@ -289,6 +289,10 @@ def open_merge(
         folder = f" ({model.files.folder})" if isinstance(model, ModelCheckpoint) else ""
         configs[label + folder] = getattr(model.module, "config", None)
     require_same_configs(configs)
+    ends = {label: str(getattr(c, "eos_token_id", None)) for label, c in configs.items()}
+    if len({*ends.values()}) > 1:  # else what was merged may never end
+        listed = ", ".join(f"{end} in {label}" for label, end in ends.items())
+        progress(f"eos_token_id differs ({listed}); the base's and its chat template are written")
     labels = {tuple((getattr(c, "id2label", None) or {}).values()) for c in configs.values()}
     alike = len({type(m.module) for m in opened.values()}) == len({*map(len, labels)}) == 1
     heads = [names for names in labels if "LABEL_0" not in names]

@@ -131,8 +131,7 @@ def in_precision(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
     """Return a tensor that is read in a precision, or in its own where that is wider."""
 
     def read() -> Tensor:
-        stored = tensor.read()
-        return stored.to(torch.promote_types(stored.dtype, dtype))
+        return (stored := tensor.read()).to(torch.promote_types(stored.dtype, dtype))
 
     return replace(tensor, kind=str(dtype).removeprefix("torch."), read=read)
 

@@ -5,7 +5,7 @@ torch is imported only where tensors are read, so that headers can be checked fi
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -152,11 +152,8 @@ class LazyCheckpoint(dict[str, LazyTensor]):
             raise NotFinite(self[bad[0]].file, f"{', '.join(bad[:5])}{more}")
 
     def require_floating(self) -> None:
-        """Raise BadFile if a weight is empty or of integers; other tensors, e.g. counters, may be."""
+        """Raise BadFile if a weight is of integers; other tensors, such as counters, may be."""
         for name, tensor in self.items():
-            if name.endswith("weight") and tensor.shape == (0,):
-                way_out = "save it with stage3_gather_16bit_weights_on_model_save: true"
-                raise BadFile(tensor.file, f"{name} is empty, as ZeRO-3 leaves it", way_out)
             if name.endswith("weight") and "float" not in tensor.kind:
                 problem = f"{name} is stored as {tensor.kind}, not floating-point"
                 way_out = "give what it was quantised from, or write float32, float16 or bfloat16"
@@ -207,10 +204,7 @@ class LazyCheckpoint(dict[str, LazyTensor]):
         if missing := min(listed.keys() - stored.keys(), default=None):
             problem = f"lists {missing} in {listed[missing]}, which does not hold it"
             raise BadFile(path, problem, "copy or download both again; they belong together")
-        if wrapped := next(filter(WRAPPED.match, stored), None):
-            problem = f"{wrapped} is a name in a wrapper (torch.compile, DDP, peft)"
-            way_out = "save the model inside it; of a PeftModel, what merge_and_unload() returns"
-            raise BadFile(path, problem, way_out)
+        require_plain(path, stored)
         # older files store a mask's -1e9 (-inf in float16), which no model reads
         return {name: t for name, t in stored.items() if not name.endswith(".masked_bias")}
 
@@ -224,6 +218,17 @@ def _inside(folder: Path, name: object, source: Path) -> Path:
     if not (folder / name).is_file():
         raise MissingPath(folder / name, f"weights named in {source.name}", "copy or download it")
     return folder / name
+
+
+def require_plain(file: Path, tensors: Mapping[str, Any]) -> None:
+    """Raise BadFile for a name inside a wrapper of the model, and for a weight without values."""
+    for name, tensor in tensors.items():
+        if WRAPPED.match(name):
+            way_out = "save the model inside it; of a PeftModel, what merge_and_unload() returns"
+            raise BadFile(file, f"{name} is a name in a wrapper (torch.compile, DDP)", way_out)
+        if name.endswith("weight") and tensor.shape == (0,):
+            way_out = "save it with stage3_gather_16bit_weights_on_model_save: true"
+            raise BadFile(file, f"{name} is empty, as ZeRO-3 leaves it", way_out)
 
 
 def read_safetensors(file: Path) -> "dict[str, Tensor]":

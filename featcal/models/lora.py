@@ -22,9 +22,9 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from featcal.errors import BadFile, one_line, optional_package
 from featcal.files import read_json
+from featcal.models import checkpoint
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
-from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensors, read_safetensors
 from featcal.models.load import copy_other_files, load_as_calibrated, save_model
 from featcal.models.modules import tied_names
 
@@ -54,7 +54,7 @@ def dense_model(
     if isinstance(base, nn.Module):
         model = copy.deepcopy(base)
     else:
-        wide = any(tensor.kind == "float64" for tensor in LazyCheckpoint(base).values())
+        wide = any(tensor.kind == "float64" for tensor in checkpoint.LazyCheckpoint(base).values())
         model = load(base, torch.float64 if wide else torch.float32)
     return merged_adapter(with_adapter(model, adapter), adapter, precision)
 
@@ -71,11 +71,8 @@ def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
 
 
 def with_adapter(model: nn.Module, folder: str | Path) -> Any:
-    """Return the model, changed in place and in float32 or wider, as a PeftModel with an adapter.
-
-    The model may be on meta. Raises: BadEnvironment without peft; MissingPath, BadFile.
-    """
-    peft, folder, example = peft_package(), folder_path(folder), next(model.parameters())
+    """Return the model, changed in place and maybe on meta, as a PeftModel. Raises: BadFile."""
+    peft, folder, example = peft_package(), checkpoint.folder_path(folder), next(model.parameters())
     with _as_bad_file(folder / CONFIG, "cannot be read", "save the adapter again with peft"):
         config: Any = peft.PeftConfig.from_pretrained(str(folder))
     _require_mergeable(config, folder / CONFIG)
@@ -83,8 +80,10 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     if ignored := ", ".join(sorted(used_keys - config.to_dict().keys())):
         LOG.warning("%s: the installed peft ignores %s", folder / CONFIG, ignored)
     if not (folder / WEIGHTS).is_file():
-        raise no_safetensors(folder, WEIGHTS)
-    tensors = read_safetensors(folder / WEIGHTS)
+        raise checkpoint.no_safetensors(folder, WEIGHTS)
+    tensors = checkpoint.read_safetensors(folder / WEIGHTS)
+    plain_names = {PEFT_NAMES.sub("", name): tensor for name, tensor in tensors.items()}
+    checkpoint.require_plain(folder / WEIGHTS, plain_names)
     config.base_model_name_or_path = config.task_type = None  # the base is given
     model = model.to(torch.promote_types(example.dtype, torch.float32))
     problem = f"does not fit the base, a {type(model).__name__}"
@@ -94,13 +93,13 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
         problem = f"peft cannot repeat its start, init_lora_weights={start!r}"
         how = "model.save_pretrained(folder, path_initial_model_for_weight_conversion=...)"
         way_out = f"write it as a plain LoRA where it was trained: {how}"
-        if start.startswith("pissa_niter"):
-            raise BadFile(folder, f"{problem} (it is drawn at random)", way_out)
+        if start.startswith(("pissa_niter", "lora_ga")):
+            raise BadFile(folder, f"{problem} (drawn at random, or from gradients)", way_out)
         if example.is_meta:  # nothing to decompose, as PiSSA and OLoRA do
             config.init_lora_weights = False
     heads = [f".{name}." for name in getattr(config, "modules_to_save", None) or ()]
     # an adapter that was trained with other tokens holds all token tables
-    rows = {PEFT_NAMES.sub("", name): len(t) for name, t in tensors.items() if t.dim()}
+    rows = {name: len(tensor) for name, tensor in plain_names.items() if tensor.dim()}
     size = getattr(model.config.get_text_config(), "vocab_size", None)
     sizes = {rows.get(n) for n, p in model.named_parameters() if p.dim() == 2 and len(p) == size}
     # peft draws an adapter before it is loaded, and warns of what is checked below
@@ -121,6 +120,7 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     missing = [n for n in loaded.missing_keys if f".{prefix}" in n and not SHARED.search(n)]
     for names, reason in ((surplus, "the base has no"), (missing, "the file has no")):
         if names:
+            way_out = "save the whole adapter again" if names is missing else way_out
             raise BadFile(folder, f"{problem} ({reason} {', '.join(sorted(names)[:3])})", way_out)
     return adapted
 
@@ -183,10 +183,7 @@ def _as_bad_file(file: str | Path, problem: str, way_out: str) -> Iterator[None]
 
 
 def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | None = None) -> Any:
-    """Return the plain model of a PeftModel, which is used up.
-
-    An adapter on one of two tied tables unties them. Its layers get `precision`. Raises: BadFile.
-    """
+    """Return the plain model of a PeftModel, used up; its layers get `precision`. Raises: BadFile."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in adapted.modules() if isinstance(module, BaseTunerLayer)]

@@ -66,6 +66,8 @@ class Sentences:
     def of_folder(cls, folder: str | Path) -> "Sentences":
         """Read a folder's modules.json; without one, use the mean over tokens. Raises: BadFile."""
         folder, modes, unpooled = Path(folder), ("mean",), 0
+        if not encodes_sentences(folder):  # SpladePooling and the like are not used here
+            return cls()
         layers: list[Callable[[Tensor], Tensor]] = []
         prompt = Texts.of_folder(folder).prepared("")
         for path, kind in modules_of(folder).items():
@@ -85,7 +87,7 @@ class Sentences:
                 raise BadFile(folder / MODULES, problem, USE_LIBRARY)
         if width := optional_json(folder / "config_sentence_transformers.json").get("truncate_dim"):
             layers.append(lambda vectors: vectors[:, :width])
-        return cls(modes, tuple(layers), unpooled, encodes_sentences(folder))
+        return cls(modes, tuple(layers), unpooled, True)
 
     def vectors(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors (n, p) of features (n, tokens, d) of texts padded on the right."""
@@ -146,8 +148,7 @@ def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
 def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = None) -> list[str]:
     """Write the experts' mean weights of each module, such as Dense, into `out`; None checks only.
 
-    Returns: a sentence for each module that is averaged, or in which models differ otherwise.
-    Raises: BadFile for a module that the base lacks, or whose weights cannot be averaged.
+    Returns: a sentence for each averaged module and each other difference. Raises: BadFile.
     """
     base_modules, sentences = modules_of(base), []
     folders = {name: path for name, path in experts.items() if (path / MODULES).is_file()}

@@ -42,6 +42,13 @@ def test_shards_of_the_hubs_layout_are_read_in_order(tmp_path):
         shard = tmp_path / "[data]/data" / f"test-{part:05d}-of-00002.parquet"
         os.rename(tmp_path / f"part{part}" / "test.parquet", shard)
     assert load_images(tmp_path / "[data]", "test", PLAIN).labels.tolist() == [0, 0, 1]
+    os.rename(shard, shard.with_name("test-00001-of-00003.parquet"))
+    for shards in (2, 1):  # the second leaves the first's files
+        table = datasets.Dataset.from_dict({"text": ["a", "b"]})
+        table.save_to_disk(tmp_path / "saved", num_shards=shards)
+    for path, split in ((tmp_path / "[data]", "test"), (tmp_path / "saved", "train")):
+        with pytest.raises(BadData, match="its shards are not those of one table: .*-00000-of-"):
+            open_table(Location(path), split)
 
 
 @pytest.mark.parametrize("layout", ["train/x", "train", ""])

@@ -52,6 +52,7 @@ def test_lines_of_a_text_file_are_samples_and_empty_lines_are_not(tmp_path):
         ({"prompt": "one", "completion": "two"}, "one", "two", None),
         ({"input": "one", "target": "two"}, "one", "two", None),
         ({"messages": CHAT, "text": "not this"}, "", None, CHAT),
+        ({"messages": None, "text": "one", "prompt": None}, "one", None, None),
         ({"messages": CALLING, "tools": CALLS}, "", None, CALLING),
     ],
 )
@@ -129,6 +130,9 @@ def test_of_a_csv_only_empty_cells_are_missing(tmp_path):
     place.source.write_text("text,label\na,0\nb,1\nc,\n")
     with pytest.raises(BadData, match="row 2: has no label"):
         text_data.load_labelled(place, "test")
+    place.source.write_text("id,text\n1,good day, sir\n2,NA, None\n")  # no shift by a column
+    with pytest.raises(BadData, match="header or names does not match"):
+        text_data.load_text(place, "test")
 
 
 def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_the_prompt():
@@ -203,6 +207,19 @@ def test_columns_have_the_names_that_are_given(tmp_path, suffix):
     assert (sample.text, sample.label) == ("one", 1)
     with pytest.raises(BadData, match=r"no column 'answer'; it holds question, text, mark"):
         text_data.load_text(Location(tmp_path / f"a.{suffix}"), "train", {"text": "answer"})[0]
+
+
+def test_a_token_that_has_another_id_for_another_model_is_refused(tmp_path):
+    base, other = tmp_path / "base", tmp_path / "other"
+    for folder in (base, other):
+        tokenizer().save_pretrained(folder)
+    file = other / "tokenizer.json"
+    file.write_text(file.read_text().replace('"a":', '"?":').replace('"b":', '"a":'))
+    for folders, expert in (([base], other), ([base, other], None)):
+        reader = text_data.reader_for(folders, TEXT, None, expert)
+        assert reader.tokens(Sample("row 0", "red")).ids == ids_of(Sample("row 0", "red"))
+        with pytest.raises(BadFile, match="the id .* for 'a', but that of .*other has .*row 1"):
+            reader.tokens(Sample("row 1", "a red box"))
 
 
 def test_samples_that_do_not_fit_the_model_are_refused():

@@ -183,6 +183,7 @@ def test_tables_that_a_class_cannot_have_apart_are_refused_by_name(tmp_path):
     ("how", "said"),
     [
         ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4.*drawn at random"),
+        ({"init_lora_weights": "lora_ga"}, "lora_ga.*gradients"),
         ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
         ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens"),
     ],
@@ -237,12 +238,14 @@ def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):
     up = "encoder.layers.0.mlp.fc1.lora_B"
     wrong = f"base_model.model.{up}.weight"
     for changed, said in (
-        ({k: t for k, t in state.items() if k != wrong}, f"file has no .*{up}"),
+        ({k: t for k, t in state.items() if k != wrong}, f"not fit the base.*file has no .*{up}"),
         (state | {"base_model.model.head.weight": torch.ones(2)}, "base has no .*head.weight"),
-        (state | {wrong: torch.ones(48, 2)}, f"{up}.*48"),
+        (state | {wrong: torch.ones(48, 2)}, f"not fit the base.*{up}.*48"),
+        ({f"_orig_mod.{k}": t for k, t in state.items()}, "adapter_model.*in a wrapper"),
+        ({k: torch.zeros(0) for k in state}, "adapter_model.*is empty, as ZeRO-3 leaves it"),
     ):
         save_file(changed, file)
-        with pytest.raises(BadFile, match=f"does not fit the base.*{said}"):
+        with pytest.raises(BadFile, match=said):
             merge("average", base, [folder])
     save_file(state | {wrong: torch.full_like(state[wrong], torch.nan)}, file)
     with pytest.raises(NotFinite, match=up):

@@ -128,10 +128,7 @@ def test_tensors_that_do_not_fit_are_named(family, change, error, said, tmp_path
 
 @pytest.mark.parametrize("kind", ["deberta", "marian", "big_bird", "swin"])
 def test_parameters_that_are_never_run_or_never_stored_are_loaded(tmp_path, kind):
-    """DeBERTa's encoder reads the weight of its relative positions, Marian's are sinusoidal.
-
-    BigBird's first forward replaces its attention where texts are short; Swin's pooler has no parameters.
-    """
+    """DeBERTa reads a weight itself, BigBird replaces its attention, Swin's pooler has nothing."""
     make(KINDS[kind], dtype=torch.float32).save_pretrained(tmp_path)
     batch = batch_for({"marian": "t5", "swin": "vit"}.get(kind, "bert"))
     drawn = torch.get_rng_state()
@@ -238,7 +235,6 @@ def test_old_configurations_and_models_in_memory_keep_what_they_say_on_generatio
 
 
 def test_one_stored_tensor_of_three_parameters_is_written_whole_when_one_is_solved(tmp_path):
-    """NomicBERT's file holds q, k and v of a block as one matrix."""
     paths = {name: tmp_path / name for name in ("base", "merged", "a")}
     for seed, path in enumerate(paths.values()):
         make(KINDS["nomic"], seed, torch.float32).save_pretrained(path)

@@ -15,14 +15,9 @@ from tiny import TEXT, clip, make, shifted
 import featcal
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, TruncatedFile
 from featcal.merging.merge import merge
+from featcal.models import streamed as of_streamed
 from featcal.models.load import save_model
-from featcal.models.streamed import (
-    InMemoryModel,
-    StreamedModel,
-    in_turn,
-    require_same_configs,
-    require_same_tensors,
-)
+from featcal.models.streamed import InMemoryModel, StreamedModel, in_turn, require_same_configs
 
 
 @pytest.mark.parametrize(
@@ -96,7 +91,7 @@ def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
     folders = (save_model(clip(dtype=torch.float32, **s), tmp_path / n) for n, s in sizes.items())
     narrow, wide, deep = map(StreamedModel, folders)
     in_memory = InMemoryModel(whole(tmp_path / "narrow", "clip"))
-    require_same_tensors({"merged": narrow, "expert 'a'": in_memory})
+    of_streamed.require_same_tensors({"merged": narrow, "expert 'a'": in_memory})
     more = r"no tensor named 'encoder\.layers\.2\."
     for merged, expert, error, said in (
         (narrow, wide, TensorsDiffer, r"embedding: \[32\] in merged, but \[64\] in expert 'b'"),
@@ -104,13 +99,13 @@ def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
         (deep, narrow, MissingTensor, f"expert 'b': {more}"),
     ):
         with pytest.raises(error, match=said):
-            require_same_tensors({"merged": merged, "expert 'b'": expert})
+            of_streamed.require_same_tensors({"merged": merged, "expert 'b'": expert})
     berts = {str(own): tf.BertModel(tf.BertConfig(**TEXT), own) for own in (True, False)}
     pooled = {name: InMemoryModel(bert) for name, bert in berts.items()}
     for models in (pooled, dict(reversed(pooled.items()))):
-        require_same_tensors(models, ["encoder.layer"])
+        of_streamed.require_same_tensors(models, ["encoder.layer"])
         with pytest.raises(MissingTensor, match=r"False: no tensor named 'pooler\."):
-            require_same_tensors(models)
+            of_streamed.require_same_tensors(models)
 
 
 def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
@@ -121,7 +116,9 @@ def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
     assert bert.state_dict().keys() == roberta.state_dict().keys()
     said = "BertModel in base, but RobertaModel in expert 'a'"
     with pytest.raises(TensorsDiffer, match=said):
-        require_same_tensors({"base": InMemoryModel(bert), "expert 'a'": InMemoryModel(roberta)})
+        of_streamed.require_same_tensors(
+            {"base": InMemoryModel(bert), "expert 'a'": InMemoryModel(roberta)}
+        )
     with pytest.raises(TensorsDiffer, match=said):
         featcal.merge("average", bert, {"a": roberta})
 
