@@ -22,7 +22,7 @@ from featcal.calibration.scratch import RunFolder, Spool, copy_with, scratch_fol
 from featcal.card import RECORD, BlockRecord, Result, calibration_card, write_card
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadCapture, BadSetting, SingularGram
+from featcal.errors import BadCapture, BadSetting, SingularGram, counted
 from featcal.files import atomic_folder, claimed, require_apart
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated, require_replaceable, save_model
@@ -128,14 +128,14 @@ def calibrate(
 
         def report(records: list[BlockRecord], seconds: float, resumed: bool) -> None:
             first, *others = records
-            parts = [first.name, f"{len(experts)} tasks"]
+            parts = [first.name, counted(len(experts), "task")]
             if others:
                 parts.append(f"{len(records)} candidates")
             elif first.relative_drift is not None:
                 parts.append(f"drift {first.relative_drift:.3f}")
             if first.experts:
-                fewest = min(first.experts.values())
-                parts.append(f"{len(first.experts)} experts, {fewest:,} tokens or more")
+                fewest = counted(min(first.experts.values()), "token")
+                parts.append(f"{counted(len(first.experts), 'expert')}, {fewest} or more")
             parts.append(f"{seconds:.1f} s")
             if resumed:
                 parts.append("(solved before)")

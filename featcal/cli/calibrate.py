@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,8 +102,15 @@ class Calibrating(Request):
     settings: "CalibrationOrAuto"
 
 
-def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | None":
-    """Calibrate and write the folder with card and record; None unless in the first process."""
+def run(
+    request: Calibrating,
+    draws: "Mapping[str, Draw]",
+    measure: Callable[[Path], object] = lambda folder: None,
+) -> "card.Result | None":
+    """Calibrate and write the folder with card and record; None unless in the first process.
+
+    measure: adds results to the card of the folder before it appears at its path.
+    """
     import featcal
     from featcal.calibration.choose import CANDIDATES
     from featcal.calibration.ranks import current, process_device
@@ -126,7 +133,7 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     arguments |= {"base": inputs.base, "settings": request.settings, "out": request.out}
     if current().first:
         rows = {task: (draw.samples, request.counts[task]) for task, draw in sorted(draws.items())}
-        arguments["_complete"] = partial(complete, request, rows)
+        arguments["_complete"] = partial(complete, request, rows, measure)
     with whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts:
         try:
             batches = request.batches({task: draws[task] for task in mine})
@@ -219,7 +226,11 @@ def return_large_blocks() -> None:
 
 
 def complete(
-    request: Calibrating, drawn: Mapping[str, tuple[int, int]], folder: Path, result: card.Result
+    request: Calibrating,
+    drawn: Mapping[str, tuple[int, int]],
+    measure: Callable[[Path], object],
+    folder: Path,
+    result: card.Result,
 ) -> None:
     """Add models and samples to the record of an unfinished folder, and samples to its card."""
     inputs, draw = request.inputs, request.draw
@@ -239,6 +250,7 @@ def complete(
     on_hub = [str(location.source) for _, location in locations if location.on_hub]
     models = inputs.merged, inputs.base, inputs.experts
     card.write_card(folder, card.calibration_card(*models, result, rows, on_hub))
+    measure(folder)
     roles = {"base": inputs.base, "merged": inputs.merged, **inputs.experts}
     if sum(map(bool, card.licences_of(roles))) > 1:
         note(f"{request.out / card.CARD}: inputs have different licences; decide which terms apply")

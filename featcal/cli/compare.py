@@ -29,12 +29,13 @@ SETTINGS = (options.SamplingAndBlocks(),)
 MEASURES = {  # by field of Agreement: column, number format, factor, and its name in the model card
     "relative_drift": ("drift", ".3f", 1, "relative drift from the expert's features"),
     "cosine": ("cosine", ".3f", 1, "cosine to the expert's features"),
-    "kl": ("KL", ".4f", 1, "KL from the expert's answers"),
+    "kl": ("KL", ".4f", 1, "KL from the expert's answers, mean over samples"),
     "relations": ("relations", ".4f", 1, "KL from the expert's relations between samples"),
-    "top1": ("top-1", ".1f", 100, "top-1 agreement with the expert"),
+    "top1": ("top-1", ".1f", 100, "top-1 agreement with the expert, mean over samples"),
 }
 EPILOG = """Drift and cosine compare the features after the last block. KL and top-1 agreement
-compare the answers of models with a head. For models without one, relations compare how similar
+compare the answers of models with a head, as means over samples; a text has the mean over its
+tokens. For models without one, relations compare how similar
 each sample is to the expert's features of the others, or to its classes (--classes). With several
 models, ± is the standard error of the difference to the first one, paired by sample.
 

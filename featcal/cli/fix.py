@@ -77,15 +77,16 @@ def fix(
         rest[task] = request.rest(task, draws[task].samples, MOST)
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {count} samples, {used}")
-    result = run(request, draws)
+    agreements: list[Agreement] = []
+
+    def measure(folder: Path) -> None:
+        agreements.extend(agreements_of({BEFORE: inputs.merged, AFTER: folder}, request, rest))
+        after = (agreement for agreement in agreements if agreement.model == AFTER)
+        add_agreements(folder, inputs, keys.split, after)
+
+    result = run(request, draws, measure)
     if result is None:  # another process of this run reports it
         return
-    try:
-        agreements = agreements_of({BEFORE: inputs.merged, AFTER: out}, request, rest)
-    except KeyboardInterrupt:
-        note(f"{out} is complete, but not compared with {inputs.merged}: see featcal compare")
-        raise
-    add_agreements(out, inputs, keys.split, [a for a in agreements if a.model == AFTER])
     rows = [verdict(*pair) for pair in zip(agreements[::2], agreements[1::2], strict=True)]
     choice = result.choice
     if as_json:

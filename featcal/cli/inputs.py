@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from featcal.card import RECORD, read_record
@@ -183,7 +184,7 @@ def read_inputs(
         collect(check_config, model)
     if data:
         collect.mistakes += [UnknownKey("--data", n, experts) for n in datasets if n not in experts]
-        if lacking := [f"--data {name}=PATH" for name in experts if name not in datasets]:
+        if lacking := [f"--data {quote(name)}=PATH" for name in experts if name not in datasets]:
             expected = f"must name samples of every expert: add {', '.join(lacking)}"
             collect.mistakes.append(BadSetting("--data", ", ".join(datasets) or None, expected))
     collect.report()
@@ -330,7 +331,7 @@ class Request:
     def rest(self, task: str, skip: int, most: int, fewest: int = 1, way_out: str = "") -> "Draw":
         """Return the draw of at most `most` samples after the first `skip`. Raises: BadSetting."""
         count, source = self.counts[task], str(self.inputs.data[task].source)
-        expected = f"has {count} samples: {skip} are left out, and {fewest} more are needed"
+        expected = f"must have {skip + fewest} samples or more, {skip} to leave out; it has {count}"
         require(count - skip >= fewest, f"--data {task}", source, expected + way_out)
         return replace(self.draw, skip=skip, samples=min(most, count - skip))
 

@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from featcal.data.places import IMAGE, LABEL, SPLITS, Location, classes_in, open_images, split_files
-from featcal.errors import BadData, BadFile, BadSetting, MissingPath, one_line
+from featcal.errors import BadData, BadFile, BadSetting, MissingPath, counted, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -252,7 +252,7 @@ def _names(origin: str, feature: Any, names: Sequence[str] | None, folder: Path)
     """Return the class names: given ones, those of the label feature, or of README.md."""
     stored = getattr(feature, "names", None)
     if names is not None and stored is not None and len(stored) != len(names):
-        problem = f"{len(names)} class names are given, but its labels have {len(stored)}"
+        problem = f"{counted(len(names), 'class name')} given, but its labels have {len(stored)}"
         raise BadData(origin, problem, "check the list of names")
     names = names or stored or _names_in_readme(folder)
     if not names:

@@ -21,7 +21,7 @@ from huggingface_hub import DatasetCard, constants, hf_hub_download, snapshot_do
 from huggingface_hub import errors as hub_errors
 
 from featcal import errors
-from featcal.errors import BadData, BadFile, DiskFull, MissingPath, one_line, shorten
+from featcal.errors import BadData, BadFile, DiskFull, MissingPath, counted, one_line, shorten
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def classes_in(folder: Path, splits: Iterable[str]) -> list[str]:
 @cache  # warn once per folder: a command opens it several times
 def _report_unread(origin: str, folder: Path) -> None:
     if left := [file for file in folder.rglob("*") if file.suffix.lower() in NOT_READ]:
-        files = f"{len(left)} file{'s' * (len(left) > 1)} such as {left[0].name}"
+        files = f"{counted(len(left), 'file')} such as {left[0].name}"
         LOG.warning(f"{origin}: {files} cannot be read; convert to PNG or JPEG")
 
 

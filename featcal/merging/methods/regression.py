@@ -27,7 +27,7 @@ from featcal.calibration.observe import BlockSpec, Site, Tokens, row_weights, sh
 from featcal.calibration.scratch import Spool
 from featcal.core.moments import add_gram, every_token, mirror
 from featcal.core.precision import SUM_DTYPE, wide
-from featcal.errors import BadFile, SingularGram
+from featcal.errors import BadFile, SingularGram, counted
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Tensors
 from featcal.merging.tensors import average_tensor, stacked_vectors, task_vectors, tensor_sum
@@ -115,7 +115,7 @@ class ForwardOrder:
                 merged = self._merge_block(path, block, feeder, stack, tasks)
                 done |= merged.keys()
                 yield from merged.items()
-                self.job.progress(f"{path[:-1]}  {len(tasks)} tasks")
+                self.job.progress(f"{path[:-1]}  {counted(len(tasks), 'task')}")
         for name in sorted(set(self.job.names) - done):
             base, experts = self.job.read(name)
             average = self.per_expert or state[name].data_ptr() in self.before
