@@ -16,7 +16,7 @@ from featcal.cli.inputs import Inputs, MistakeCollector, Request, read_compared,
 from featcal.cli.output import add_to_card, note, recorded_draws, say_json, table
 
 if TYPE_CHECKING:
-    from featcal.data.batches import Draw
+    from featcal.data.batches import DrawnBatches
     from featcal.evaluation.compare import Agreement
 
 MODEL = "Model to compare; the first is the reference. Repeatable."
@@ -101,7 +101,8 @@ def compare(
     for reason, holds in reasons.items():
         if holds and skip is None:
             note(f"calibration {reason}, so some of these samples may be its own")
-    agreements = agreements_of(models, request, draws)
+    batches = request.batches(draws, *models.values())
+    agreements = agreements_of(models, request, batches)
     if as_json:
         say_json({"agreement": [asdict(agreement) for agreement in agreements]})
     else:
@@ -112,10 +113,10 @@ def compare(
 
 
 def agreements_of(
-    models: Mapping[str, Path], request: Request, draws: "Mapping[str, Draw]"
+    models: Mapping[str, Path], request: Request, batches: "Mapping[str, DrawnBatches]"
 ) -> "list[Agreement]":
-    """Compare models with the experts on the drawn samples."""
-    inputs, batches = request.inputs, request.batches(draws, *models.values())
+    """Compare models with the experts on drawn samples."""
+    inputs = request.inputs
     # experts with a head of their own have their blocks at another path
     plan = request.plan if request.keys.stack else None
     extra: Any = {"plan": plan, "device": request.device, "dtype": request.draw.dtype}

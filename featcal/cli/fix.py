@@ -77,10 +77,12 @@ def fix(
         rest[task] = request.rest(task, draws[task].samples, MOST)
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {count} samples, {used}")
+    held_out_batches = request.batches(rest)
     agreements: list[Agreement] = []
 
     def measure(folder: Path) -> None:
-        agreements.extend(agreements_of({BEFORE: inputs.merged, AFTER: folder}, request, rest))
+        models = {BEFORE: inputs.merged, AFTER: folder}
+        agreements.extend(agreements_of(models, request, held_out_batches))
         after = (agreement for agreement in agreements if agreement.model == AFTER)
         add_agreements(folder, inputs, keys.split, after)
 

@@ -183,6 +183,9 @@ def read_inputs(
     for model in dict.fromkeys((inputs.base, inputs.merged, *inputs.configured.values())):
         collect(check_config, model)
     if data:
+        for location in dict.fromkeys(datasets.values()):
+            if len(same := [name for name in datasets if datasets[name] == location]) > 1:
+                note(f"{', '.join(same)}: one path, {location.name}, has the samples of all")
         collect.mistakes += [UnknownKey("--data", n, experts) for n in datasets if n not in experts]
         if lacking := [f"--data {quote(name)}=PATH" for name in experts if name not in datasets]:
             expected = f"must name samples of every expert: add {', '.join(lacking)}"
