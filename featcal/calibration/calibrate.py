@@ -24,7 +24,7 @@ from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadCapture, BadSetting, SingularGram, counted
 from featcal.files import atomic_folder, claimed, require_apart
-from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
+from featcal.models.batch import PROVING, Batches, Model, TaskBatches, check_tasks, sample_count
 from featcal.models.load import load_as_calibrated, require_replaceable, save_model
 from featcal.models.modules import check_blocks, packed_experts
 from featcal.models.plan import BlockPlan
@@ -264,21 +264,31 @@ def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) 
             student.settings = student.settings.but(**change)
 
 
-def check(models: Models, batches: TaskBatches, auto: bool) -> None:
-    """Check models and batches as `calibrate` does, on two samples per task, without solving.
+def check(
+    models: Models, batches: TaskBatches, auto: bool, labels: Mapping[str, Tensor] | None = None
+) -> None:
+    """Check models and batches as `calibrate` does, on a few samples per task, without solving.
 
     auto: settings are chosen in the run, which leaves out what the model does not allow.
     """
     check_tasks(models.experts, batches)
+    candidates = [models.settings]
+    if auto:
+        candidates.append(choose.STREAM.but(norm=models.settings.norm))
+        if min(sum(map(sample_count, own)) for own in batches.values()) < choose.FEWEST:
+            return  # the run keeps the merged model
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with exact_products(), models.evaluated(), spool:
         samples = {}
         for task, expert in models.experts.items():
-            handles, first = [models.student, expert], islice(batches[task], 1)
+            handles, first = [models.student, expert], islice(batches[task], PROVING)
             samples[task] = [check_plan(models.plan, task, batch, handles) for batch in first]
         run = Run(models, spool, current(), block_drift=False, solve=False)
-        sweep_function = sweep_solvable if auto else sweep
-        sweep_function(run, [Student(models.student, models.settings)], samples)
+        for settings in candidates:
+            sweep_function = sweep_solvable if auto else sweep
+            sweep_function(run, [Student(models.student, settings)], samples)
+        if auto:
+            choose.divergences(models, {choose.MERGED: models.merged}, samples, samples, labels)
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.moments import token_weights
 from featcal.core.precision import SUM_DTYPE, wide
-from featcal.errors import BadBatches, BadFile, NotFinite, UnknownKey
+from featcal.errors import BadBatches, BadCapture, BadFile, NotFinite, UnknownKey
 from featcal.models.batch import (
     Batch,
     Batches,
@@ -146,8 +146,8 @@ def split(batches: TaskBatches, models: Models, spool: Spool) -> dict[str, tuple
 def divergences(
     models: Models,
     students: Mapping[str, ModelHandle],
-    held_out: Parts,
-    seen: Parts,
+    held_out: TaskBatches,
+    seen: TaskBatches,
     labels: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, list[float]]]:
     """Return held-out samples' divergence by task and model.
@@ -352,9 +352,11 @@ def answers(
     stack, scores, pooled, output = plan.stacks[-1], None, None, None
     with last_outputs(model, plan, stop=bare) as outputs:
         if head is not None:
-            rows, sizes = rows_before_head(model, batch, None)
-            scores = Scores(rows, head)
-        else:
+            with suppress(BadCapture):  # forward reads the head's weight, as MobileBERT's does
+                rows, sizes = rows_before_head(model, batch, None)
+                scores = Scores(rows, head)
+        if scores is None:
+            head = None
             output = model(**model_call(model, batch))
     hidden = outputs[stack.name]
     mask = padding_mask(batch, hidden, stack.mask, model)

@@ -177,11 +177,11 @@ def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") ->
         with_adapter(skeleton(folder), inputs.experts[name])
     full_models = {n: f for n, f in inputs.experts.items() if n not in inputs.adapter_bases}
     experts = full_models or {"merged": inputs.merged}
-    request.labels(full_models)
+    labels = request.labels(full_models)
     expert_batches = {n: batches.get(n, next(iter(batches.values()))) for n in experts}
     models = inputs.merged, inputs.base, experts, request.plan, request.settings
     opened = open_models(*models, device=request.device, dtype=request.draw.dtype)
-    check(opened, expert_batches, request.settings == "auto")
+    check(opened, expert_batches, request.settings == "auto", labels)
 
 
 def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: bool) -> None:
