@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from featcal.data import places
 from featcal.data.places import IMAGE, LABEL, SPLITS, Location, classes_in, open_images, split_files
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath, counted, one_line
 
@@ -227,6 +228,7 @@ class EncodedRows:
                     raise ValueError(f"{shown!r} is outside of {self._root}")
                 if not os.path.isfile(path):
                     raise ValueError(f"it is the text {shown!r}, which is the path of no file")
+                places.require_content(path)
                 encoded = {"bytes": None, "path": path}
                 picture = f"{os.path.relpath(path, self._root)[-60:]} (row {row})"
             image = datasets.Image().decode_example(encoded)

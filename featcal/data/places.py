@@ -42,6 +42,7 @@ READING = {"text": {"encoding": "utf-8-sig"}, "csv": {"keep_default_na": False, 
 LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
 LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
 LAYOUTS += ("{}/data-*.arrow", "data-*.arrow")  # of save_to_disk in `datasets`
+POINTER = b"version https://git-lfs.github.com/"  # begins a file whose content git has not brought
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
 _SPLIT = re.compile(r"\w[\w.-]*")
 _HIDDEN = re.compile(r"(^|/)(\.|__[^/]*/)")  # as `datasets` does
@@ -105,8 +106,18 @@ def open_table(location: Location, split: str, builders: Mapping[str, str] = BUI
     builder = builders.get(files[0].suffix.lower())
     if builder is None:
         raise BadFile(files[0], "is no data file", f"give one of {', '.join(BUILDERS)}")
+    for file in files:
+        require_content(file)
     options: Any = {"data_files": [glob.escape(str(file)) for file in files], "split": "train"}
     return _read(str(files[0]), builder, **options, **READING.get(builder, {}))
+
+
+def require_content(file: str | Path) -> None:
+    """Raise BadFile if git-lfs has not yet replaced a file's pointer by its content."""
+    with open(file, "rb") as opened:
+        if opened.read(len(POINTER)) == POINTER:
+            way_out = "get the content: run git lfs pull in its repository"
+            raise BadFile(file, "is a pointer of git-lfs, not the content", way_out)
 
 
 def open_images(
