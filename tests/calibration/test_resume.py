@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny import PAPER, clip, images
 
-from featcal import calibrate
+from featcal import calibrate, files
 from featcal.calibration import choose
 from featcal.calibration.scratch import RunFolder
 from featcal.errors import BadBatches, BadFile, BadSetting
@@ -207,3 +208,20 @@ def test_two_runs_with_one_result_or_in_one_folder_and_empty_batches_leave_nothi
     with pytest.raises(BadBatches, match="is empty"):
         finished(tmp_path / "out", given)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_was_removed_and_taken_anew_while_it_was_opened_is_not_held(
+    tmp_path, monkeypatch
+):
+    lock = files.locked
+
+    def locked_late(*file):
+        monkeypatch.setattr(files, "locked", lock)
+        (tmp_path / ".out.lock").unlink()
+        other.enter_context(claimed(tmp_path / "out"))
+        return lock(*file)
+
+    monkeypatch.setattr(files, "locked", locked_late)
+    refused = pytest.raises(BadFile, match="another featcal process")
+    with ExitStack() as other, refused, claimed(tmp_path / "out"):
+        pass
