@@ -34,7 +34,8 @@ Experts = Annotated[list[str] | None, Option("--expert", **NAMED, help=f"{EXPERT
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 COLUMN = "Column to read a key from, e.g. text=question or image=picture. Repeatable."
 Column = Annotated[list[str] | None, Option("--column", metavar="KEY=COLUMN", help=COLUMN)]
-CLASSES = "Class names of a task: encoders are compared by similarity to these texts. Repeatable."
+CLASSES = "Class names of a task: encoders are compared by similarity to their vectors, which the "
+CLASSES += "expert makes (evaluate uses the model's own). Repeatable."
 Classes = Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)]
 Out = Annotated[Path, Option(help="Folder to write.")]
 PRESET = (
