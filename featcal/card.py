@@ -18,7 +18,7 @@ import yaml
 
 from featcal import __version__
 from featcal.errors import BadFile, counted, one_line
-from featcal.files import atomic_path, final_name, optional_json, read_json
+from featcal.files import atomic_path, optional_json, read_json
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
@@ -171,12 +171,6 @@ def render_card(
     return f"{ModelCard.from_template(ModelCardData(**data), **sections)}\n"
 
 
-def merged_models(experts: Mapping[str, object]) -> str:
-    """Return the beginning of a card's first sentence."""
-    count = len(experts)
-    return f"{counted(count, 'fine-tuned model')} merged{' into one' * (count > 1)}"
-
-
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table; a list is joined by commas, None in a row is "default"."""
 
@@ -217,13 +211,16 @@ def calibration_card(
     measured = all(block.relative_drift is not None for block in result.blocks)
     rows = [[names.get(k, k), v or "all" if k == "modules" else v] for k, v in stated.items()]
     front = {"datasets": sorted(set(datasets))} if datasets else {}
-    sections = {"calibration": result, "experts": merged_models(experts), "merged_by": merged_by}
+    sections = {
+        "calibration": result,
+        "experts": counted(len(experts), "fine-tuned model"),
+        "merged_by": merged_by,
+    }
     sections |= {"blocks": block_rows(result.blocks) if measured else [], "class_name": class_name}
     sections |= {"samples": list((samples or {}).items()), "version": __version__}
     title = f"{name_of(base)}: {counted(len(experts), 'expert')} merged"
-    return render_card(
-        title + " and calibrated" * bool(stated), "", models, rows, front, **sections
-    )
+    title += " and calibrated" * bool(stated)
+    return render_card(title, "", models, rows, front, **sections)
 
 
 def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
@@ -241,11 +238,12 @@ def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
 
     A result replaces an older one of its metric and data. The table omits others' percentages.
     """
-    card = read_card(folder)
+    card, unfinished = read_card(folder), r"\.(.+)\.\d+-\d+\.part(.*)"  # of files.atomic_folder
+    name = re.sub(unfinished, r"\1\2", folder.resolve().name)
     older = card.data.eval_results or []
     kept = [old for old in older if not any(old.is_equal_except_value(new) for new in results)]
     card.data.eval_results = [*kept, *results]
-    card.data.model_name = card.data.model_name or final_name(folder.resolve())
+    card.data.model_name = card.data.model_name or name
     rows = [
         [r.dataset_name, r.dataset_split or "", f"{100 * r.metric_value:.2f}"]
         for r in card.data.eval_results

@@ -151,11 +151,6 @@ def _hidden(path: Path, kind: str = "part") -> Path:
     return path.with_name(f".{path.stem}.{os.getpid()}-{next(_counter)}.{kind}{path.suffix}")
 
 
-def final_name(path: Path) -> str:
-    """Return the name of a file or folder, for a hidden one of `_hidden` that of the result."""
-    return re.sub(r"\.(.+)\.\d+-\d+\.part(.*)", r"\1\2", path.name)
-
-
 def _remove(path: Path) -> None:
     with suppress(OSError):  # network file systems keep files that are open under another name
         if path.is_dir():

@@ -285,8 +285,7 @@ def check(
             samples[task] = [check_plan(models.plan, task, batch, handles) for batch in first]
         run = Run(models, spool, current(), block_drift=False, solve=False)
         for settings in candidates:
-            sweep_function = sweep_solvable if auto else sweep
-            sweep_function(run, [Student(models.student, settings)], samples)
+            (sweep_solvable if auto else sweep)(run, [Student(models.student, settings)], samples)
         if auto:
             choose.divergences(models, {choose.MERGED: models.merged}, samples, samples, labels)
 

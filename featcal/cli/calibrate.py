@@ -67,7 +67,8 @@ def calibrate(
 ) -> None:
     """Calibrate a merged model to its experts' features and write a folder of the same format."""
     typed = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
-    pairs = options.with_own_options(setting, **typed, batch=batch)
+    typed["batch"] = batch
+    pairs = [*(setting or ()), *(f"{k}={v}" for k, v in typed.items() if v is not None)]
     values, keys = options.read_set(pairs, "calibrate", *SETTINGS)
     settings = options.method_of(preset, values, pairs)
     inputs = read_inputs(merged, base, expert, data, keys.recipe)
@@ -100,17 +101,11 @@ class Calibrating(Request):
     keys: options.Running
     out: Path
     settings: "CalibrationOrAuto"
+    measure: Callable[[Path], object] = lambda folder: None  # adds results to the unfinished card
 
 
-def run(
-    request: Calibrating,
-    draws: "Mapping[str, Draw]",
-    measure: Callable[[Path], object] = lambda folder: None,
-) -> "card.Result | None":
-    """Calibrate and write the folder with card and record; None unless in the first process.
-
-    measure: adds results to the card of the folder before it appears at its path.
-    """
+def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | None":
+    """Calibrate and write the folder with card and record; None unless in the first process."""
     import featcal
     from featcal.calibration.choose import CANDIDATES
     from featcal.calibration.ranks import current, process_device
@@ -133,7 +128,7 @@ def run(
     arguments |= {"base": inputs.base, "settings": request.settings, "out": request.out}
     if current().first:
         rows = {task: (draw.samples, request.counts[task]) for task, draw in sorted(draws.items())}
-        arguments["_complete"] = partial(complete, request, rows, measure)
+        arguments["_complete"] = partial(complete, request, rows)
     with whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts:
         try:
             batches = request.batches({task: draws[task] for task in mine})
@@ -226,11 +221,7 @@ def return_large_blocks() -> None:
 
 
 def complete(
-    request: Calibrating,
-    drawn: Mapping[str, tuple[int, int]],
-    measure: Callable[[Path], object],
-    folder: Path,
-    result: card.Result,
+    request: Calibrating, drawn: Mapping[str, tuple[int, int]], folder: Path, result: card.Result
 ) -> None:
     """Add models and samples to the record of an unfinished folder, and samples to its card."""
     inputs, draw = request.inputs, request.draw
@@ -250,7 +241,7 @@ def complete(
     on_hub = [str(location.source) for _, location in locations if location.on_hub]
     models = inputs.merged, inputs.base, inputs.experts
     card.write_card(folder, card.calibration_card(*models, result, rows, on_hub))
-    measure(folder)
+    request.measure(folder)
     roles = {"base": inputs.base, "merged": inputs.merged, **inputs.experts}
     if sum(map(bool, card.licences_of(roles))) > 1:
         note(f"{request.out / card.CARD}: inputs have different licences; decide which terms apply")

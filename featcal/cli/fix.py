@@ -60,7 +60,15 @@ def fix(
     keys = options.Running()
     draw = keys.draw(options.DEFAULT_SAMPLES, 42, column=column)
     names = options.classes_named(classes, inputs.data)
-    request = Calibrating(inputs, keys, draw, device, names, out, "auto")
+    agreements: list[Agreement] = []
+
+    def measure(folder: Path) -> None:
+        models = {BEFORE: inputs.merged, AFTER: folder}
+        agreements.extend(agreements_of(models, request, held_out_batches))
+        after = (agreement for agreement in agreements if agreement.model == AFTER)
+        add_agreements(folder, inputs, keys.split, after)
+
+    request = Calibrating(inputs, keys, draw, device, names, out, "auto", measure)
     if short := {task: count for task, count in request.counts.items() if count < LEAST}:
         listed = ", ".join(f"{task} has {count}" for task, count in short.items())
         way_out = "featcal calibrate --preset paper calibrates with fewer, without a check"
@@ -78,15 +86,7 @@ def fix(
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {count} samples, {used}")
     held_out_batches = request.batches(rest)
-    agreements: list[Agreement] = []
-
-    def measure(folder: Path) -> None:
-        models = {BEFORE: inputs.merged, AFTER: folder}
-        agreements.extend(agreements_of(models, request, held_out_batches))
-        after = (agreement for agreement in agreements if agreement.model == AFTER)
-        add_agreements(folder, inputs, keys.split, after)
-
-    result = run(request, draws, measure)
+    result = run(request, draws)
     if result is None:  # another process of this run reports it
         return
     rows = [verdict(*pair) for pair in zip(agreements[::2], agreements[1::2], strict=True)]
@@ -115,8 +115,8 @@ def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
         word = "better" if change.mean < 0 else "worse"
     return {
         "expert": after.expert,
-        BEFORE: float(f"{before.by_sample[field]:.4g}"),
-        AFTER: float(f"{after.by_sample[field]:.4g}"),
+        BEFORE: float(f"{getattr(before, field):.4g}"),
+        AFTER: float(f"{getattr(after, field):.4g}"),
         "error": float(f"{change.error:.2g}"),
         "verdict": word,
         "samples": after.samples,

@@ -166,8 +166,7 @@ def show_stack(model: "nn.Module", stack: "Stack") -> None:
 
     blocks = blocks_of(model, stack)
     solved = {name: blocks[0].get_submodule(name) for name in solved_names(blocks[0])}
-    model_blocks = f"{counted(len(blocks), 'block')} of {type(model).__name__}"
-    say(f"calibration solves {model_blocks} ({stack.blocks}):")
+    say(f"calibration solves {counted(len(blocks), 'block')} of {stack.blocks}:")
     weights = {name: next(module.parameters()) for name, module in solved.items()}
     rows = [[n, type(m).__name__, shape_text(weights[n].shape)] for n, m in solved.items()]
     table("", ["module", "kind", "shape"], rows)

@@ -61,7 +61,7 @@ def merge(
     force: options.Force = False,
 ) -> None:
     """Merge experts into one model. Tensors are read one at a time where the method allows it."""
-    typed = options.with_own_options(setting, scale=scale)
+    typed = [*(setting or ()), *([] if scale is None else [f"scale={scale}"])]
     pairs = options.pairs_by_name("--set", typed, "NAME=VALUE", "density=0.1")
     common = [f"{key}={pairs.pop(key)}" for key in MergeSampling.model_fields if key in pairs]
     (keys,) = options.read_set(common, "merge", *SETTINGS)

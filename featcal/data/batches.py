@@ -1,6 +1,5 @@
 """Draw samples of every task and make batches of them for one model's forward."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +15,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from featcal.data import texts as text_data
 from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Indices, Preprocess
-from featcal.data.places import Columns, Location, location_of, open_images
+from featcal.data.places import LOG, Columns, Location, location_of, open_images
 from featcal.data.texts import ModelInput, Reader, Sample, TokenizedText, input_of
 from featcal.errors import BadData, counted
 from featcal.models.batch import IGNORED, Batch
 from featcal.models.stored import skeleton
 from featcal.settings import require
 
-LOG = logging.getLogger("featcal")
 # computed tokens per token that counts, at most: below, more batches cost more than padding
 PADDED = 1.2
 
@@ -128,8 +126,7 @@ def draw_batches(
         drawn = draw_indices(task, len(samples), draw.skip + draw.samples, draw.seed)
         if inputs.kind == "pictures":
             pictures = EncodedRows(location, draw.split, samples, preprocess)
-            contents = (pictures[[row]].tobytes() for row in drawn)
-            chosen = unseen(task, drawn, draw.skip, contents)
+            chosen = unseen(task, drawn, draw.skip, (pictures[[row]].tobytes() for row in drawn))
             images = ImageSet(pictures[chosen], preprocess, dtype=draw.dtype)
             make = partial(images.batches, None, draw.batch)  # normalises when it is asked for
             batches[task] = DrawnBatches(len(images), 0, make)
@@ -140,9 +137,7 @@ def draw_batches(
     return batches
 
 
-def unseen(
-    task: str, drawn: NDArray[np.int64], skip: int, contents: Iterable[object]
-) -> NDArray[np.int64]:
+def unseen(task: str, drawn: Indices, skip: int, contents: Iterable[object]) -> Indices:
     """Return the rows after the first `skip`, which calibration used, without equal ones."""
     if not skip:
         return drawn
@@ -155,7 +150,7 @@ def unseen(
         raise BadData(f"--data {task}", problem, "give more samples, of which at least 2 differ")
     if equal := count - len(rows):
         LOG.warning(f"{task}: {counted(equal, 'sample')} left out, equal to another")
-    return np.array(rows)
+    return rows
 
 
 def samples_at(location: Location, inputs: ModelInput, draw: Draw) -> Any:

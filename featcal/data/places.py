@@ -116,8 +116,7 @@ def require_content(file: str | Path) -> None:
     """Raise BadFile if git-lfs has not yet replaced a file's pointer by its content."""
     with open(file, "rb") as opened:
         if opened.read(len(POINTER)) == POINTER:
-            way_out = "get the content: run git lfs pull in its repository"
-            raise BadFile(file, "is a pointer of git-lfs, not the content", way_out)
+            raise BadFile(file, "holds a pointer of git-lfs", "run git lfs pull in its repository")
 
 
 def open_images(

@@ -46,7 +46,6 @@ class Agreement:
                 expert's features of the others, or with `labels` to those
                 (`calibration/choose.py`); else None.
     than_first: by measure, the paired difference to the first model; empty for that one.
-    by_sample:  by measure, the mean over samples, of which `than_first` has differences.
     """
 
     model: str
@@ -58,7 +57,6 @@ class Agreement:
     top1: float | None
     relations: float | None = None
     than_first: Mapping[str, Difference] = field(default_factory=dict)
-    by_sample: Mapping[str, float] = field(default_factory=dict)
 
 
 def compare(
@@ -161,9 +159,9 @@ class Totals:
             self.by_sample["relations"] = values.tolist()
         if not isfinite(drift.relative):
             raise NotFinite(f"model {model}, task {expert}", "its features")
-        means = {name: sum(x) / len(x) for name, x in self.by_sample.items() if x}
-        answers = (means.get(name) for name in ("kl", "top1", "relations"))
-        measured = samples, drift.relative, drift.cosine, *answers
+        values = (self.by_sample[name] for name in ("kl", "top1", "relations"))
+        means = (sum(own) / len(own) if own else None for own in values)
+        measured = samples, drift.relative, drift.cosine, *means
         differences: dict[str, Difference] = {}
         for name, values in self.by_sample.items():
             if self is not first and values and first.by_sample[name]:
@@ -171,7 +169,7 @@ class Totals:
                 difference = pair[0] - pair[1]
                 error = float(difference.std()) / sqrt(len(values)) if len(values) > 1 else nan
                 differences[name] = Difference(float(difference.mean()), error)
-        return Agreement(model, expert, *measured, differences, means)
+        return Agreement(model, expert, *measured, differences)
 
 
 def task_agreements(

@@ -205,10 +205,11 @@ class OpenedMerge:
         for line in modules:
             self.job.progress(line)
         name, experts = self.method.name, self.experts
+        models = counted(len(experts), "fine-tuned model")
         about = f"`{name}`, {self.method.source}. {self.method.note}"
         text = card.render_card(
             f"{card.name_of(base)}: {counted(len(experts), 'expert')} merged",
-            f"{card.merged_models(experts)} by `{name}` (featcal {__version__}).",
+            f"{models} merged into one by `{name}` (featcal {__version__}).",
             {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)},
             list(self.settings.items()),
             {"merge_method": name},

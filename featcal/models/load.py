@@ -180,10 +180,8 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     path = folder_path(folder)
     if checkpoint.is_adapter(folder):
         way_out = "merge, calibrate and the command compare accept it as an expert"
-        command = (
-            f"featcal merge average --base BASE --out MODEL --expert NAME={quote(str(folder))}"
-        )
-        raise BadFile(folder, "a LoRA adapter, not a model", way_out, f"make a model: {command}")
+        merge = f"featcal merge average --base BASE --out MODEL --expert NAME={quote(str(folder))}"
+        raise BadFile(folder, "a LoRA adapter, not a model", way_out, f"make a model: {merge}")
     if (path / ADAPTER).is_file():
         problem = f"holds a whole model and {ADAPTER}, whose adapter transformers would add to it"
         way_out = "move the adapter to a folder of its own, which is an expert too"

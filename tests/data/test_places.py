@@ -108,7 +108,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     for pointer in ("a.txt", "a.jsonl", "a.json", "a.csv", "a.parquet", "train/x/a.png"):
         (tmp_path / pointer).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / pointer).write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
-        with pytest.raises(BadFile, match=rf"{pointer}: is a pointer[\s\S]*git lfs pull"):
+        with pytest.raises(BadFile, match=rf"{pointer}: holds a pointer[\s\S]*git lfs pull"):
             if pointer.endswith("png"):
                 load_images(tmp_path, "train", PLAIN)
             load_text(Location(tmp_path / pointer), "train")
