@@ -267,16 +267,11 @@ def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) 
 def check(
     models: Models, batches: TaskBatches, auto: bool, labels: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Check models and batches as `calibrate` does, on a few samples per task, without solving.
-
-    auto: settings are chosen in the run, which leaves out what the model does not allow.
-    """
+    """Check models and batches as `calibrate` does, on a few samples per task, without solving."""
     check_tasks(models.experts, batches)
-    candidates = [models.settings]
-    if auto:
-        candidates.append(choose.STREAM.but(norm=models.settings.norm))
-        if min(sum(map(sample_count, own)) for own in batches.values()) < choose.FEWEST:
-            return  # the run keeps the merged model
+    candidates = [models.settings, choose.STREAM.but(norm=models.settings.norm)][: 1 + auto]
+    if auto and min(sum(map(sample_count, own)) for own in batches.values()) < choose.FEWEST:
+        return  # the run keeps the merged model
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with exact_products(), models.evaluated(), spool:
         samples = {}

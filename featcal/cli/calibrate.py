@@ -66,8 +66,7 @@ def calibrate(
     force: options.Force = False,
 ) -> None:
     """Calibrate a merged model to its experts' features and write a folder of the same format."""
-    typed = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
-    typed["batch"] = batch
+    typed = dict(ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation, batch=batch)
     pairs = [*(setting or ()), *(f"{k}={v}" for k, v in typed.items() if v is not None)]
     values, keys = options.read_set(pairs, "calibrate", *SETTINGS)
     settings = options.method_of(preset, values, pairs)

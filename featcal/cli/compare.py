@@ -16,7 +16,6 @@ from featcal.cli.inputs import Inputs, MistakeCollector, Request, read_compared,
 from featcal.cli.output import add_to_card, note, recorded_draws, say_json, table
 
 if TYPE_CHECKING:
-    from featcal.data.batches import DrawnBatches
     from featcal.evaluation.compare import Agreement
 
 MODEL = "Model to compare; the first is the reference. Repeatable."
@@ -34,10 +33,10 @@ MEASURES = {  # by field of Agreement: column, number format, factor, and its na
     "top1": ("top-1", ".1f", 100, "top-1 agreement with the expert, mean over samples"),
 }
 EPILOG = """Drift and cosine compare the features after the last block. KL and top-1 agreement
-compare the answers of models with a head, as means over samples; a text has the mean over its
-tokens. For models without one, relations compare how similar
-each sample is to the expert's features of the others, or to its classes (--classes). With several
-models, ± is the standard error of the difference to the first one, paired by sample.
+compare the answers of models with a head, as means over samples (of a text, over tokens). For
+models without one, relations compare how similar each sample is to the expert's features of the
+others, or to its classes (--classes). With several models, ± is the standard error of the paired
+difference to the first.
 
 Examples:
 
@@ -101,8 +100,7 @@ def compare(
     for reason, holds in reasons.items():
         if holds and skip is None:
             note(f"calibration {reason}, so some of these samples may be its own")
-    batches = request.batches(draws, *models.values())
-    agreements = agreements_of(models, request, batches)
+    agreements = agreements_of(models, request, request.batches(draws, *models.values()))
     if as_json:
         say_json({"agreement": [asdict(agreement) for agreement in agreements]})
     else:
@@ -112,9 +110,7 @@ def compare(
             add_agreements(folder, inputs, keys.split, (a for a in agreements if a.model == name))
 
 
-def agreements_of(
-    models: Mapping[str, Path], request: Request, batches: "Mapping[str, DrawnBatches]"
-) -> "list[Agreement]":
+def agreements_of(models: Mapping[str, Path], request: Request, batches: Any) -> "list[Agreement]":
     """Compare models with the experts on drawn samples."""
     inputs = request.inputs
     # experts with a head of their own have their blocks at another path

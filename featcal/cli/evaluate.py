@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -194,7 +193,7 @@ def text_answers(
     for task, dataset in datasets.items():
         labelled = load_labelled(dataset, sampling.split, names.get(task), columns)
         if method != "head" and labelled.classes == [*map(str, range(len(labelled.classes)))]:
-            note(f"{task}: classes without names; name them with --classes {quote(task)}=A,B,...")
+            note(f"{task}: classes without names; name them with --classes {task}=A,B,...")
         named = labelled.samples[0].label is not None and method == "likelihood"
         prompts = templates or [" {}" if named else "{}"]
         answers[task] = right_answers(text_model, labelled, prompts), len(labelled.classes)

@@ -63,10 +63,8 @@ def fix(
     agreements: list[Agreement] = []
 
     def measure(folder: Path) -> None:
-        models = {BEFORE: inputs.merged, AFTER: folder}
-        agreements.extend(agreements_of(models, request, held_out_batches))
-        after = (agreement for agreement in agreements if agreement.model == AFTER)
-        add_agreements(folder, inputs, keys.split, after)
+        agreements.extend(agreements_of({BEFORE: inputs.merged, AFTER: folder}, request, unseen))
+        add_agreements(folder, inputs, keys.split, agreements[1::2])
 
     request = Calibrating(inputs, keys, draw, device, names, out, "auto", measure)
     if short := {task: count for task, count in request.counts.items() if count < LEAST}:
@@ -85,15 +83,14 @@ def fix(
         rest[task] = request.rest(task, draws[task].samples, MOST)
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {count} samples, {used}")
-    held_out_batches = request.batches(rest)
+    unseen = request.batches(rest)
     result = run(request, draws)
     if result is None:  # another process of this run reports it
-        return
+        return None
     rows = [verdict(*pair) for pair in zip(agreements[::2], agreements[1::2], strict=True)]
     choice = result.choice
     if as_json:
-        say_json({"folder": str(out), "choice": choice and choice.stated, "experts": rows})
-        return
+        return say_json({"folder": str(out), "choice": choice and choice.stated, "experts": rows})
     sizes = sorted({row["samples"] for row in rows})
     counts = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else sizes[0]
     title = f"divergence from the experts' answers, on {counts} held-out samples"
@@ -108,8 +105,7 @@ def fix(
 
 def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
     """Return an expert's means over samples: better or worse beyond two standard errors, or same."""
-    measures = [measure for measure in ("relations", "kl") if getattr(after, measure) is not None]
-    field = measures[-1] if measures else "relative_drift"
+    field = next(n for n in ("kl", "relations", "relative_drift") if getattr(after, n) is not None)
     change, word = after.than_first[field], "same"
     if abs(change.mean) > ERRORS * change.error:
         word = "better" if change.mean < 0 else "worse"

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from featcal.card import RECORD, read_record
@@ -187,7 +186,7 @@ def read_inputs(
             if len(same := [name for name in datasets if datasets[name] == location]) > 1:
                 note(f"{', '.join(same)}: one path, {location.name}, has the samples of all")
         collect.mistakes += [UnknownKey("--data", n, experts) for n in datasets if n not in experts]
-        if lacking := [f"--data {quote(name)}=PATH" for name in experts if name not in datasets]:
+        if lacking := [f"--data {name}=PATH" for name in experts if name not in datasets]:
             expected = f"must name samples of every expert: add {', '.join(lacking)}"
             collect.mistakes.append(BadSetting("--data", ", ".join(datasets) or None, expected))
     collect.report()

@@ -131,8 +131,7 @@ def draw_batches(
             make = partial(images.batches, None, draw.batch)  # normalises when it is asked for
             batches[task] = DrawnBatches(len(images), 0, make)
         else:
-            texts = (str(reader.tokens(samples[row])) for row in drawn)
-            chosen = unseen(task, drawn, draw.skip, texts)
+            chosen = unseen(task, drawn, draw.skip, (str(reader.tokens(samples[r])) for r in drawn))
             batches[task] = token_batches(samples, chosen, reader, draw.batch)
     return batches
 

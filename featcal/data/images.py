@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from featcal.data import places
-from featcal.data.places import IMAGE, LABEL, SPLITS, Location, classes_in, open_images, split_files
+from featcal.data.places import IMAGE, LABEL, SPLITS, Location, open_images, split_files
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath, counted, one_line
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def class_names(folder: str | Path) -> tuple[str, ...]:
     if files := [file for split in SPLITS for file in split_files(folder, split, (".parquet",))]:
         features = datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(files[0]))
         return _names(str(folder), features.get(LABEL), None, folder)
-    return _names(str(folder), None, classes_in(folder, SPLITS) or None, folder)
+    return _names(str(folder), None, places.classes_in(folder, SPLITS) or None, folder)
 
 
 class EncodedRows:
@@ -228,8 +228,7 @@ class EncodedRows:
                     raise ValueError(f"{shown!r} is outside of {self._root}")
                 if not os.path.isfile(path):
                     raise ValueError(f"it is the text {shown!r}, which is the path of no file")
-                places.require_content(path)
-                encoded = {"bytes": None, "path": path}
+                encoded = {"bytes": None, "path": places.content_path(path)}
                 picture = f"{os.path.relpath(path, self._root)[-60:]} (row {row})"
             image = datasets.Image().decode_example(encoded)
             most = image.getextrema()[1] if image.mode[0] in "IF" else 0

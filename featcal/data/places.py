@@ -106,17 +106,17 @@ def open_table(location: Location, split: str, builders: Mapping[str, str] = BUI
     builder = builders.get(files[0].suffix.lower())
     if builder is None:
         raise BadFile(files[0], "is no data file", f"give one of {', '.join(BUILDERS)}")
-    for file in files:
-        require_content(file)
-    options: Any = {"data_files": [glob.escape(str(file)) for file in files], "split": "train"}
+    paths = [glob.escape(content_path(file)) for file in files]
+    options: Any = {"data_files": paths, "split": "train"}
     return _read(str(files[0]), builder, **options, **READING.get(builder, {}))
 
 
-def require_content(file: str | Path) -> None:
-    """Raise BadFile if git-lfs has not yet replaced a file's pointer by its content."""
+def content_path(file: str | Path) -> str:
+    """Return the path of a file. Raises: BadFile while git-lfs has only a pointer in its place."""
     with open(file, "rb") as opened:
         if opened.read(len(POINTER)) == POINTER:
             raise BadFile(file, "holds a pointer of git-lfs", "run git lfs pull in its repository")
+    return str(file)
 
 
 def open_images(

@@ -72,8 +72,7 @@ def compare(
     """Measure how closely each model matches every expert.
 
     Use inputs that no model was merged or calibrated on. Over the samples x of an expert's task,
-    relative drift is ‖H − H_exp‖_F / ‖H_exp‖_F. KL is the mean over samples of KL(p_exp ‖ p), of
-    which a text has the mean over its tokens.
+    relative drift is ‖H − H_exp‖_F / ‖H_exp‖_F, and KL is the mean over x of KL(p_exp ‖ p).
 
     Args:
         models: by name, modules or folders. Each is compared with the first one, sample by sample.

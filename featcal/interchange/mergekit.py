@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import yaml
@@ -71,7 +70,7 @@ def read_recipe(file: Path) -> Recipe:
     for model in experts.values():
         name = Path((model.lora or model.model).path).name
         if name in named:
-            way_out = f"name base and experts: --base FOLDER --expert {quote(name)}-1=FOLDER ..."
+            way_out = f"name base and experts: --base FOLDER --expert {name}-1=FOLDER ..."
             raise BadFile(file, f"two of its models are called {name!r}", way_out)
         named[name] = [str(path) for path in (model.model, model.lora) if path]
     base_path = str(base.model) if base and not base.lora else None
