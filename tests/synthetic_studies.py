@@ -81,7 +81,6 @@ def write_task_counts(folder: Path, shared: dict, tasks: list[str]) -> None:
 
 
 def write_field(folder: Path, shared: dict, tasks: list[str]) -> None:
-    """Write the study of the whole field."""
     rows, after = [], ("merged", "featcal", "surgery", "svc")
     levels = [(m, *pair) for m, own in FIELD.items() for pair in zip(after, own, strict=True)]
     alone = [("average", method, level) for method, level in ALONE.items()]

@@ -35,8 +35,8 @@ MEASURES = {  # by field of Agreement: column, number format, factor, and its na
 EPILOG = """Drift and cosine compare the features after the last block. KL and top-1 agreement
 compare the answers of models with a head, as means over samples (of a text, over tokens). For
 models without one, relations compare how similar each sample is to the expert's features of the
-others, or to its classes (--classes). With several models, ± is the standard error of the paired
-difference to the first.
+others, or to its classes (--classes). ± is the standard error of the paired difference to the first
+model.
 
 Examples:
 

@@ -84,8 +84,7 @@ def fix(
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {count} samples, {used}")
     unseen = request.batches(rest)
-    result = run(request, draws)
-    if result is None:  # another process of this run reports it
+    if (result := run(request, draws)) is None:  # another process of this run reports it
         return None
     rows = [verdict(*pair) for pair in zip(agreements[::2], agreements[1::2], strict=True)]
     choice = result.choice

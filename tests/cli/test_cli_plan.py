@@ -122,9 +122,7 @@ def test_text_models_need_a_number_of_tokens_within_their_positions(llama, capsy
 
 
 def test_a_model_that_cannot_run_without_weights_is_refused(llama, capsys, monkeypatch):
-    def adaptive(self, input_ids, **_):
-        return input_ids[: int(input_ids.max())]
-
-    monkeypatch.setattr(tf.LlamaForCausalLM, "forward", adaptive)
+    forward = lambda self, input_ids, **_: input_ids[: int(input_ids.max())]  # noqa: E731
+    monkeypatch.setattr(tf.LlamaForCausalLM, "forward", forward)
     message = refused([*PLAN, "--set", "tokens=8"], Path(), capsys)
     assert "LlamaForCausalLM: its forward depends on values" in message

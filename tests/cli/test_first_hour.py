@@ -14,7 +14,7 @@ from test_worked_paths import PICTURES, llamas, merged_as_mergekit_does, recipe_
 
 import featcal
 from featcal.cli import main as cli
-from featcal.data.batches import Draw, draw_batches
+from featcal.data.batches import Draw, draw_batches, draw_indices
 from featcal.data.places import Location
 from featcal.errors import FeatCalError
 from featcal.evaluation.accuracy import zero_shot_head
@@ -45,7 +45,6 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(
         patch.setattr("featcal.cli.compare.add_to_card", Mock(side_effect=KeyboardInterrupt))
         assert cli.main(["fix", "merged", *BY_NAME]) == cli.INTERRUPTED
         assert not Path("merged-calibrated").exists()
-        capsys.readouterr()
     assert cli.main(["fix", "merged", *BY_NAME, "--json"]) == 0
     printed = capsys.readouterr()
     rows, noted = json.loads(printed.out)["experts"], printed.err
@@ -207,6 +206,12 @@ def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):
     message = refused(["fix", "merged", *BY_NAME], Path(), capsys)
     assert "at least 12 samples of each" in message
     assert "math has 11" in message and "code has" not in message
+    Path("math.jsonl").write_text("".join(lines * 2))
+    rows = [lines[i % 12] for i in draw_indices("math", 24, 24, 42)]
+    differing = {*rows[18:]} - {*rows[:18]}
+    assert f"only {len(differing)} of 6 samples" in refused(
+        ["fix", "merged", *BY_NAME], Path(), capsys
+    )
 
 
 def test_classes_are_for_models_without_a_head(merged, capsys):

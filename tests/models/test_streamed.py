@@ -15,14 +15,9 @@ from tiny import TEXT, clip, make, shifted
 import featcal
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, TruncatedFile
 from featcal.merging.merge import merge
+from featcal.models import streamed as streaming
 from featcal.models.load import save_model
-from featcal.models.streamed import (
-    InMemoryModel,
-    StreamedModel,
-    in_turn,
-    require_same_configs,
-    require_same_tensors,
-)
+from featcal.models.streamed import InMemoryModel, StreamedModel, in_turn
 
 
 @pytest.mark.parametrize(
@@ -96,7 +91,7 @@ def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
     folders = (save_model(clip(dtype=torch.float32, **s), tmp_path / n) for n, s in sizes.items())
     narrow, wide, deep = map(StreamedModel, folders)
     in_memory = InMemoryModel(whole(tmp_path / "narrow", "clip"))
-    require_same_tensors({"merged": narrow, "expert 'a'": in_memory})
+    streaming.require_same_tensors({"merged": narrow, "expert 'a'": in_memory})
     more = r"no tensor named 'encoder\.layers\.2\."
     for merged, expert, error, said in (
         (narrow, wide, TensorsDiffer, r"embedding: \[32\] in merged, but \[64\] in expert 'b'"),
@@ -104,13 +99,13 @@ def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
         (deep, narrow, MissingTensor, f"expert 'b': {more}"),
     ):
         with pytest.raises(error, match=said):
-            require_same_tensors({"merged": merged, "expert 'b'": expert})
+            streaming.require_same_tensors({"merged": merged, "expert 'b'": expert})
     berts = {str(own): tf.BertModel(tf.BertConfig(**TEXT), own) for own in (True, False)}
     pooled = {name: InMemoryModel(bert) for name, bert in berts.items()}
     for models in (pooled, dict(reversed(pooled.items()))):
-        require_same_tensors(models, ["encoder.layer"])
+        streaming.require_same_tensors(models, ["encoder.layer"])
         with pytest.raises(MissingTensor, match=r"False: no tensor named 'pooler\."):
-            require_same_tensors(models)
+            streaming.require_same_tensors(models)
 
 
 def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
@@ -121,7 +116,9 @@ def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
     assert bert.state_dict().keys() == roberta.state_dict().keys()
     said = "BertModel in base, but RobertaModel in expert 'a'"
     with pytest.raises(TensorsDiffer, match=said):
-        require_same_tensors({"base": InMemoryModel(bert), "expert 'a'": InMemoryModel(roberta)})
+        streaming.require_same_tensors(
+            {"base": InMemoryModel(bert), "expert 'a'": InMemoryModel(roberta)}
+        )
     with pytest.raises(TensorsDiffer, match=said):
         featcal.merge("average", bert, {"a": roberta})
 
@@ -149,7 +146,7 @@ BASE = {
 def test_keys_that_change_features_are_listed_with_values_and_models(family, change, key):
     own = BASE[family]
     with pytest.raises(FeatCalError, match=f"^two and one: .*{key}"):
-        require_same_configs({"one": own(), "two": own(**change)})
+        streaming.require_same_configs({"one": own(), "two": own(**change)})
 
 
 def test_harmless_keys_pass():
@@ -157,20 +154,22 @@ def test_harmless_keys_pass():
     change |= {"vocab_size": 99, "pad_token_id": 3, "bos_token_id": 5, "head_dim": None}
     change |= {"max_position_embeddings": 4096, "attention_dropout": 0.1, "hidden_act": "swish"}
     change |= {"initializer_range": 0.5, "of_another_tool": 3, "_name_or_path": "there"}
-    require_same_configs({"one": BASE["llama"](), "two": BASE["llama"](**change)})
+    streaming.require_same_configs({"one": BASE["llama"](), "two": BASE["llama"](**change)})
     windows = (tf.Qwen2Config(max_window_layers=n, sliding_window=n) for n in (21, 28))  # unused
-    require_same_configs(dict(zip("ab", windows, strict=True)))
+    streaming.require_same_configs(dict(zip("ab", windows, strict=True)))
     ropes = ({"rope_scaling": {key: "linear", "factor": 2}} for key in ("type", "rope_type"))
-    require_same_configs({str(rope): BASE["llama"](**rope) for rope in ropes})
+    streaming.require_same_configs({str(rope): BASE["llama"](**rope) for rope in ropes})
 
 
 def test_a_tower_is_compared_with_its_part_of_a_whole_model():
     whole = tf.CLIPConfig(vision_config=tiny.VISION)
-    require_same_configs({"one": whole, "two": tf.CLIPVisionConfig(**tiny.VISION), "three": None})
+    streaming.require_same_configs(
+        {"one": whole, "two": tf.CLIPVisionConfig(**tiny.VISION), "three": None}
+    )
     other = tf.CLIPVisionConfig(**tiny.VISION, hidden_act="gelu")
     for configs in ({"one": whole, "two": other}, {"one": other, "two": whole}):
         with pytest.raises(FeatCalError, match="hidden_act"):
-            require_same_configs(configs)
+            streaming.require_same_configs(configs)
 
 
 def test_merge_calibrate_and_compare_refuse_an_expert_that_computes_differently(tmp_path):
