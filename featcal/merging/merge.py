@@ -189,7 +189,7 @@ class OpenedMerge:
         return about | of_run | self.job.record
 
     def finish(
-        self, merged: NamedTensors, out: str | Path | None, last: Callable[[Path], object]
+        self, merged: NamedTensors, out: str | Path | None, last: Any = lambda folder: None
     ) -> nn.Module | Path:
         """Return a module of what `run` yielded, or write the folder `out`, to which `last` adds."""
         tensors, base = self._all_tensors(merged), self.form.model
