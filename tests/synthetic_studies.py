@@ -41,7 +41,6 @@ ALONE = dict(  # after the first merger
 
 
 def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
-    """Write the studies of one role with 8 tasks."""
     shared = {"suite": suite, "role": role, "pool": 8}
     write_corrupted(folder / f"corrupted/{role}-8", shared, tasks)
     write_task_counts(folder / f"task_counts/{role}-8", shared, tasks)

@@ -82,8 +82,9 @@ OTHERS = {  # its norms are of a kind that cannot be solved; its head is not cal
 
 @pytest.mark.parametrize("name", [*KINDS, *MIXTURES, *OTHERS])
 def test_a_check_ends_as_the_calibration_does(name):
-    def checked(batches, settings, **models):
-        check(open_models(**models, plan=None, settings=settings), batches, settings == "auto")
+    def checked(batches, settings, labels=None, **models):
+        opened = open_models(**models, plan=None, settings=settings)
+        check(opened, batches, settings == "auto", labels)
 
     given = experiment((FAMILIES | MIXTURES | OTHERS)[name], torch.float32)
     if name in OTHERS:  # enough samples for auto
@@ -98,6 +99,9 @@ def test_a_check_ends_as_the_calibration_does(name):
                 ended.append(str(error))
         assert ended[0] == ended[1], settings
         assert settings not in MATRIX[:2] or ended[0] == ""
+    for call in (checked, calibrate) if name == "deberta" else ():
+        with pytest.raises(FeatCalError, match="rows of 3"):
+            call(**given, settings="auto", labels={"a": torch.ones(2, 3)})
 
 
 # every linear whose output is added to the stream, of the first block
