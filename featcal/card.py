@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from featcal import __version__
-from featcal.errors import BadFile, one_line
+from featcal.errors import BadFile, counted, one_line
 from featcal.files import atomic_path, optional_json, read_json
 from featcal.settings import Calibration, require
 
@@ -211,10 +211,15 @@ def calibration_card(
     measured = all(block.relative_drift is not None for block in result.blocks)
     rows = [[names.get(k, k), v or "all" if k == "modules" else v] for k, v in stated.items()]
     front = {"datasets": sorted(set(datasets))} if datasets else {}
-    sections = {"calibration": result, "experts": len(experts), "merged_by": merged_by}
+    sections = {
+        "calibration": result,
+        "experts": counted(len(experts), "fine-tuned model"),
+        "merged_by": merged_by,
+    }
     sections |= {"blocks": block_rows(result.blocks) if measured else [], "class_name": class_name}
     sections |= {"samples": list((samples or {}).items()), "version": __version__}
-    title = f"{name_of(base)}: {len(experts)} experts merged{' and calibrated' * bool(stated)}"
+    title = f"{name_of(base)}: {counted(len(experts), 'expert')} merged"
+    title += " and calibrated" * bool(stated)
     return render_card(title, "", models, rows, front, **sections)
 
 
@@ -229,12 +234,16 @@ def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
 
 
 def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
-    """Add results to a card's model-index, where they replace older ones, accuracies to a table."""
-    card = read_card(folder)
+    """Add measured results to a folder's card: all to the hub's model-index, accuracies to a table.
+
+    A result replaces an older one of its metric and data. The table omits others' percentages.
+    """
+    card, unfinished = read_card(folder), r"\.(.+)\.\d+-\d+\.part(.*)"  # of files.atomic_folder
+    name = re.sub(unfinished, r"\1\2", folder.resolve().name)
     older = card.data.eval_results or []
     kept = [old for old in older if not any(old.is_equal_except_value(new) for new in results)]
     card.data.eval_results = [*kept, *results]
-    card.data.model_name = card.data.model_name or folder.resolve().name
+    card.data.model_name = card.data.model_name or name
     rows = [
         [r.dataset_name, r.dataset_split or "", f"{100 * r.metric_value:.2f}"]
         for r in card.data.eval_results

@@ -43,6 +43,11 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 task", "2 tasks" and so on."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def optional_package(name: str, extra: str, files: object, or_else: str = "") -> Any:
     """Import a package that reads certain files. Raises: BadEnvironment with its pip line."""
     try:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,10 +99,15 @@ def claimed(path: str | Path) -> Iterator[None]:
     path = Path(path).absolute()
     file = path.with_name(f".{path.name}.lock")
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as lock:
-        if not locked(lock):
-            way_out = "wait until it has ended, or name another path"
-            raise BadFile(path, "another featcal process is writing it", way_out)
+    with ExitStack() as opened:
+        claims = False
+        while not claims:  # a process that ends removes the file, maybe before we lock it
+            lock = opened.enter_context(file.open("a"))
+            if not locked(lock):
+                way_out = "wait until it has ended, or name another path"
+                raise BadFile(path, "another featcal process is writing it", way_out)
+            with suppress(FileNotFoundError):
+                claims = os.path.samestat(os.fstat(lock.fileno()), file.stat())
         try:
             yield
         finally:

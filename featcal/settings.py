@@ -6,15 +6,8 @@ The values of experiments are in params.yaml; this file says which values are al
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    ValidationError,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from featcal.errors import BadSetting, UnknownKey
@@ -38,7 +31,7 @@ def distinct(values: Sequence[T]) -> Sequence[T]:
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
-Distinct = AfterValidator(distinct)
+Distinct = pydantic.AfterValidator(distinct)
 
 
 class Settings(BaseModel):

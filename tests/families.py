@@ -30,7 +30,6 @@ def tokens(seed, count=6, length=7, shortest=4):
 
 
 def text(seed, batch=3):
-    """Batches of padded text."""
     ids, mask = tokens(seed)
     return [
         {"input_ids": i, "attention_mask": m}
@@ -39,7 +38,6 @@ def text(seed, batch=3):
 
 
 def translations(seed, batch=3):
-    """Batches of padded text with padded labels."""
     labels, mask = tokens(seed + 50, length=5, shortest=2)
     labels = labels.masked_fill(mask == 0, -100)
     return [
@@ -48,7 +46,6 @@ def translations(seed, batch=3):
 
 
 def pairs(seed, batch=3):
-    """Batches of images with texts."""
     return [a | b for a, b in zip(images(seed, batch=batch), text(seed, batch), strict=True)]
 
 
@@ -70,7 +67,6 @@ class Family:
 
 
 def family(class_name, config, path, name="blocks", batches=text, **more):
-    """Return the entry of a class with one list of blocks."""
     kind = getattr(tf, class_name)
     return Family(lambda: kind(kind.config_class(**config)), batches, {name: path}, **more)
 

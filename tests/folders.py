@@ -16,7 +16,6 @@ WAYS = {"transformers": lambda model, folder: model.save_pretrained(folder), "fe
 
 
 def folder_of(path, family, dtype=torch.float32, way="featcal", **sizes):
-    """A folder of a family's model with shifted numbers."""
     WAYS[way](make(FAMILIES[family].build, dtype=dtype), path)
     return path
 
@@ -66,13 +65,11 @@ def loaded_bytes():
 
 @torch.no_grad()
 def outputs(model, batch):
-    """Every tensor that the model's own forward gives, by name."""
     results = model(**model_call(model, batch))
     return {name: value for name, value in results.items() if isinstance(value, torch.Tensor)}
 
 
 def same(one, other):
-    """Whether two mappings, or modules, hold the same tensors to the bit."""
     one, other = (m.state_dict() if isinstance(m, torch.nn.Module) else m for m in (one, other))
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 

@@ -84,7 +84,6 @@ def stored(draw, shape, kind) -> tuple[bytes, np.ndarray]:
 
 
 def chat_model(folder: Path) -> Path:
-    """Write the small model as a folder of transformers."""
     folder.mkdir(parents=True, exist_ok=True)
     gguf.write_llama(write_gguf()[0], folder)
     return folder

@@ -30,7 +30,6 @@ class Stored:
         self.sha256 = hashlib.sha256(content).hexdigest() if name.endswith(LARGE) else None
 
     def entry(self) -> dict:
-        """Return the file as the tree has it."""
         entry = {"type": "file", "path": self.name, "size": self.size, "oid": self.blob}
         if self.sha256:
             entry["lfs"] = {"oid": self.sha256, "size": self.size, "pointerSize": 130}
@@ -184,7 +183,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(status, content, headers, None if cut is None else max(cut - first, 0))
 
     def commit(self, repository: str, revision: str) -> Commit:
-        """Return the commit of a branch, tag or commit id."""
         if repository not in self.hub.repositories:
             raise Refused(401, "RepoNotFound")  # as for a private one
         if repository in self.hub.gated and not self.logged_in:
@@ -211,7 +209,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def discussions(name: str, revisions: Iterable[str]) -> dict:
-    """Return the pull requests of a repository."""
     common = {"title": "Adding safetensors", "author": {"name": CONVERTER}, "status": "open"}
     common |= {"createdAt": "2023-01-01T00:00:00.000Z", "isPullRequest": True}
     common |= {"repo": {"name": name, "type": "model"}}

@@ -56,7 +56,6 @@ def tokenizer(
 
 
 def folder(path: Path, kind: str, seed: int = 0, **how) -> Path:
-    """A model of a kind with its tokenizer."""
     import torch
 
     save_model(make(MODELS[kind], seed, torch.float32), path)

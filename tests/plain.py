@@ -19,7 +19,6 @@ STREAMS = {"self_attn.out_proj": "layer_norm1", "mlp.fc2": "layer_norm2"}
 
 
 def inputs(model, batch, name):
-    """Return what reaches the named module in one whole forward."""
     seen = []
     hook = model.get_submodule(name).register_forward_pre_hook(lambda _, a: seen.append(a[0]))
     with torch.no_grad():
@@ -104,7 +103,6 @@ def linear(tasks, merged, base, s):
 
 
 def solved_linear(name, student, merged, base, experts, batches, s, last):
-    """Return weight and bias of one linear."""
     tasks = []
     merged, base = (weight(model.get_submodule(name)) for model in (merged, base))
     stream = next(
@@ -144,7 +142,6 @@ def solved_norm(name, student, merged, base, experts, batches, s, last, offset):
 
 
 def store(module, W, b, offset):
-    """Numbers back into a module."""
     W = W.T if isinstance(module, Conv1D) else W - offset
     with torch.no_grad():
         module.weight.copy_(torch.from_numpy(np.ascontiguousarray(W)))

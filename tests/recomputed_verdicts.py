@@ -92,7 +92,6 @@ class Results:
         return distinct(self.rows(claim["role"], claim["pool"], "scores"), "task")
 
     def side_rows(self, claim: dict, side: dict) -> list[dict]:
-        """Return the rows of one side."""
         columns = dict(side)
         role, pool, file = (columns.pop(name, claim[name]) for name in ("role", "pool", "file"))
         rows, key = self.rows(role, str(pool), file), claim["where"] | columns

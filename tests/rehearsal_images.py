@@ -43,7 +43,6 @@ def made(name: str, build: Callable[[], torch.nn.Module]) -> Any:
 
 
 def fine_tuned(name: str, base: torch.nn.Module) -> Any:
-    """A model near its base."""
     return shifted(base, crc32(name.encode()), 0.02)
 
 
@@ -143,7 +142,6 @@ def _parquet(folder: Path, task: str) -> None:
 
 
 def write_table(file: Path, table: datasets.Dataset) -> None:
-    """A parquet file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with quiet_datasets():
         table.to_parquet(file)

@@ -68,7 +68,6 @@ def metric(folder: Path) -> dict[str, Path]:
 
 
 def words(*keys: str | int) -> str:
-    """A drawn sentence."""
     return " ".join(str(word) for word in drawn(*keys).choice(WORDS, 6))
 
 
@@ -168,11 +167,8 @@ ENGLISH = {
     "abbrev_types.txt": ("dr", "e.g", "i.e", "mr", "mrs"),
     "collocations.tab": ("st\tlouis",),
     "sent_starters.txt": ("the", "they", "this"),
-    "ortho_context.tab": (
-        "a\t46",
-        "ship\t32",
-        "the\t46",
-    ),  # cases and places a word was seen in, a sum of powers of two
+    # cases and places a word was seen in, a sum of powers of two
+    "ortho_context.tab": ("a\t46", "ship\t32", "the\t46"),
 }
 
 

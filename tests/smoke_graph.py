@@ -125,7 +125,6 @@ def smoke_params(root: Path = ROOT) -> dict:
 
 
 def _merger(key: str, name: str, group: dict | None) -> dict | None:
-    """Return the smoke group of a merger."""
     if key.endswith("-14"):  # of four tasks, a scale of a quarter would be the average
         scale = {"scale": 0.3} if name == "task_arithmetic" else {}
         return {**group, **SHORT.get(name, {}), **scale}

@@ -24,7 +24,6 @@ ROLES = dict(
 
 
 def write_language(folder: Path, suite: str) -> None:
-    """Write scores of the four language models."""
     for role, pool in ROLES.items():
         write_answers(folder / f"scores/{role}-{pool}/scores.csv", list(_scores(suite, role, pool)))
 

@@ -41,7 +41,6 @@ ALONE = dict(  # after the first merger
 
 
 def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
-    """Write the studies of one role with 8 tasks."""
     shared = {"suite": suite, "role": role, "pool": 8}
     write_corrupted(folder / f"corrupted/{role}-8", shared, tasks)
     write_task_counts(folder / f"task_counts/{role}-8", shared, tasks)
@@ -80,7 +79,6 @@ def write_task_counts(folder: Path, shared: dict, tasks: list[str]) -> None:
 
 
 def write_field(folder: Path, shared: dict, tasks: list[str]) -> None:
-    """Write the study of the whole field."""
     rows, after = [], ("merged", "featcal", "surgery", "svc")
     levels = [(m, *pair) for m, own in FIELD.items() for pair in zip(after, own, strict=True)]
     alone = [("average", method, level) for method, level in ALONE.items()]

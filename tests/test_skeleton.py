@@ -51,7 +51,6 @@ def test_a_version_is_the_same_wherever_it_is_written_and_the_changelog_begins_w
 
 
 def pinned(*files: str) -> dict[str, str]:
-    """Return the versions by name that these files pin."""
     pins = re.findall(r"^([\w.-]+)==([\w.]+)", "\n".join(map(text, files)), re.M)
     return {canonicalize_name(name): version for name, version in pins}
 

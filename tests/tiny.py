@@ -44,7 +44,6 @@ def shifted(model, seed, scale=0.1):
 
 
 def averaged(models):
-    """Simple averaging of parameters."""
     result = copy.deepcopy(models[0])
     with torch.no_grad():
         for p, *others in zip(result.parameters(), *(m.parameters() for m in models), strict=True):
@@ -53,7 +52,6 @@ def averaged(models):
 
 
 def images(seed, count=6, batch=3, dtype=torch.float64, size=16):
-    """Batches of random images."""
     x = torch.randn(count, 3, size, size, generator=seeded(seed), dtype=torch.float64).to(dtype)
     return [{"pixel_values": part} for part in x.split(batch)]
 
@@ -77,7 +75,6 @@ def experiment(dtype=torch.float64, tasks=TASKS, count=6, batch=3, build=clip):
 
 
 def difference(a, b):
-    """Largest difference between the parameters of two models."""
     return max(
         float((p - q).detach().abs().max())
         for p, q in zip(a.parameters(), b.parameters(), strict=True)
@@ -85,7 +82,6 @@ def difference(a, b):
 
 
 def same_bits(a, b):
-    """Whether two models hold the same numbers to the bit."""
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from featcal.baselines.adapters import Adapters, Audit, Baseline, Pair, Progress
 from featcal.core import generator
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, BadSetting, Diverged
+from featcal.errors import BadBatches, BadSetting, Diverged, counted
 from featcal.models import batch as of_batches
 from featcal.models.batch import Batch, Batches, Head, Model, TaskBatches, single_samples
 from featcal.models.load import evaluation_mode, load_as_calibrated, torch_device
@@ -292,8 +292,8 @@ def train(
             optimiser.step()
             losses.append(loss.detach())
             if progress and (number + 1) % REPORT_EVERY == 0:
-                mean = float(losses[-1].mean())
-                progress(f"{settings.name}  step {number + 1}  {len(tasks)} tasks  loss {mean:.5f}")
+                done = f"{settings.name}  step {number + 1}  {counted(len(tasks), 'task')}"
+                progress(f"{done}  loss {float(losses[-1].mean()):.5f}")
             if audit and number + 1 in audit:
                 audit[number + 1](adapters_so_far())
     for weight in weights.values():  # the weights of the last step have not been through a loss

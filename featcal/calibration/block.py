@@ -11,26 +11,10 @@ from operator import add, iadd
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from featcal.calibration.features import (
-    Models,
-    TaskFeatures,
-    advance,
-    advance_student,
-    check_plan,
-    encoder_outputs,
-    features_by_task,
-    fingerprint,
-    lasting,
-)
-from featcal.calibration.observe import (
-    BlockMoments,
-    BlockSpec,
-    Site,
-    Systems,
-    block_parts,
-    observe,
-    solved_parameters,
-)
+from featcal.calibration import features as of_features
+from featcal.calibration import observe as observing
+from featcal.calibration.features import Models, TaskFeatures, features_by_task, fingerprint
+from featcal.calibration.observe import BlockMoments, BlockSpec, Site, Systems, observe
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.card import BlockRecord, round_digits
@@ -38,15 +22,10 @@ from featcal.core.moments import Drift
 from featcal.core.norm import norm_ridge_by_halves, norm_system, solve_norm
 from featcal.core.ridge import anchor, eliminate_bias, ridge_by_halves, solve_ridge, task_halves
 from featcal.errors import BadBatches, BadCapture, SingularGram
+from featcal.models import modules
 from featcal.models.batch import Batch, Batches, TaskBatches
 from featcal.models.blocks import step
-from featcal.models.modules import (
-    expert_of,
-    load_side_by_side,
-    shift_of,
-    side_by_side,
-    solved_modules,
-)
+from featcal.models.modules import side_by_side, solved_modules
 from featcal.models.plan import BlockPlan, Stack, blocks_of
 from featcal.models.streamed import ModelHandle, StreamedModel, in_turn
 from featcal.settings import Calibration
@@ -97,7 +76,7 @@ def calibrate_block(
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
     pairs = zip(students, next(iter(features.values())).students, strict=True)
-    parts_of = [block_parts(block, track[0], spec) for (block, spec), track in pairs]
+    parts_of = [observing.block_parts(block, track[0], spec) for (block, spec), track in pairs]
     with ExitStack() as opened:
         base: nn.Module | None = None
         for index, turn in enumerate(max(parts_of, key=len)):
@@ -131,9 +110,9 @@ def calibrate_block(
         for task, tracks in features.items():
             drift = None
             if run.block_drift:
-                drift = advance_student(block, spec.stack, tracks, number)
+                drift = of_features.advance_student(block, spec.stack, tracks, number)
             elif spec.stack.feeds or not spec.last:
-                advance(block, spec.stack, tracks.students[number])
+                of_features.advance(block, spec.stack, tracks.students[number])
             if (number, task) in stale:
                 tracks.students[number] = stale[number, task]
             results[task] = drift, tracks.tokens, token_counts[task]
@@ -165,11 +144,11 @@ def replay_block(
         if not stale:
             block.load_state_dict(solution, strict=False)
         for task_features in features.values():
-            advance(block, spec.stack, task_features.students[number])
+            of_features.advance(block, spec.stack, task_features.students[number])
         if stale:
             block.load_state_dict(solution, strict=False)
     for task, teacher in in_turn(models.experts, path):
-        advance(teacher, students[0][1].stack, features[task].teacher)
+        of_features.advance(teacher, students[0][1].stack, features[task].teacher)
 
 
 def add_task_systems(
@@ -180,7 +159,7 @@ def add_task_systems(
         linears = sorted({name for site in systems.sites for name in site})
         raise BadCapture(linears, "they share inputs differently from task to task")
     for site in list(moments.sites):
-        parts, expert = moments.sites.pop(site), expert_of(site[0], moments.expert_tokens)
+        parts, expert = moments.sites.pop(site), modules.expert_of(site[0], moments.expert_tokens)
         W, b = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d), (o,)
         if expert and moments.expert_tokens[expert] < FEWEST_TOKENS:
             for sums in parts:
@@ -192,7 +171,7 @@ def add_task_systems(
     for name, norm_moments in moments.norms.items():
         norm = teacher.get_submodule(name)
         gain, n = norm.get_parameter("weight").detach(), sum(part[2, 0] for part in norm_moments)
-        norm_shares = [norm_system(part, gain, shift_of(norm), n) for part in norm_moments]
+        norm_shares = [norm_system(part, gain, modules.shift_of(norm), n) for part in norm_moments]
         norm_total = systems.norms.get(name)
         systems.norms[name] = list(map(add, norm_total, norm_shares)) if norm_total else norm_shares
 
@@ -222,12 +201,12 @@ def solve_systems(
     solutions = ranks.shared(solutions, unsolved)
     for site, solution in solutions.items():
         bias = solution.bias if settings.bias else None
-        load_side_by_side([student.get_submodule(n) for n in site], solution.weight, bias)
+        modules.load_side_by_side([student.get_submodule(n) for n in site], solution.weight, bias)
     for name, norm_parts in systems.norms.items():
         norm, norm_base = student.get_submodule(name), base.get_submodule(name)
         gain, gain_base = (n.get_parameter("weight").detach() for n in (norm, norm_base))
-        shift = shift_of(norm)
-        blended = None if shift is None else anchor(shift, shift_of(norm_base), rho)
+        shift = modules.shift_of(norm)
+        blended = None if shift is None else anchor(shift, modules.shift_of(norm_base), rho)
         anchors_of_norm = anchor(gain, gain_base, rho), blended
         sums, ridge = norm_parts[0], settings.ridge
         if ridge == "auto":
@@ -262,7 +241,7 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
     streams = {task: BatchStream(batches[task], models.plan, run.spool) for task in models.experts}
     task, stream = next(iter(streams.items()))
     for batch in stream.head():
-        check_plan(models.plan, task, batch, [students[0].handle])
+        of_features.check_plan(models.plan, task, batch, [students[0].handle])
     handles = [student.handle for student in students]
     encoder: TaskFeatures = {}
     for source, stack in models.plan.in_order:
@@ -290,11 +269,11 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
             for student, (block, spec), record in zip(students, blocks, records, strict=True):
                 student.blocks.append(record)
                 if student.folder and not resumed:
-                    student.folder.keep(name, solved_parameters(block, spec), record)
+                    student.folder.keep(name, observing.solved_parameters(block, spec), record)
             seconds, start = time.perf_counter() - start, time.perf_counter()
             if run.ranks.first:
                 run.report(records, seconds, resumed)
-        encoder = encoder_outputs(models, handles, stack, features)
+        encoder = of_features.encoder_outputs(models, handles, stack, features)
     run.ranks.together()  # no rank reads a solved block before the first one has written it
 
 
@@ -302,7 +281,11 @@ class BatchStream:
     """Batches of one task, read once and, if asked, digested; kept for plans with several stacks."""
 
     def __init__(self, batches: Batches, plan: BlockPlan, spool: Spool, digested: bool = True):
-        self._batches, self._digested, self.digest = iter(lasting(batches)), digested, Digest()
+        self._batches, self._digested, self.digest = (
+            iter(of_features.lasting(batches)),
+            digested,
+            Digest(),
+        )
         self._kept = SpooledList(spool) if len(plan.stacks) > 1 else None
 
     def head(self) -> list[Batch]:

@@ -22,9 +22,9 @@ from featcal.calibration.scratch import RunFolder, Spool, copy_with, scratch_fol
 from featcal.card import RECORD, BlockRecord, Result, calibration_card, write_card
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadCapture, BadSetting, SingularGram
+from featcal.errors import BadCapture, BadSetting, SingularGram, counted
 from featcal.files import atomic_folder, claimed, require_apart
-from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
+from featcal.models.batch import PROVING, Batches, Model, TaskBatches, check_tasks, sample_count
 from featcal.models.load import load_as_calibrated, require_replaceable, save_model
 from featcal.models.modules import check_blocks, packed_experts
 from featcal.models.plan import BlockPlan
@@ -128,14 +128,14 @@ def calibrate(
 
         def report(records: list[BlockRecord], seconds: float, resumed: bool) -> None:
             first, *others = records
-            parts = [first.name, f"{len(experts)} tasks"]
+            parts = [first.name, counted(len(experts), "task")]
             if others:
                 parts.append(f"{len(records)} candidates")
             elif first.relative_drift is not None:
                 parts.append(f"drift {first.relative_drift:.3f}")
             if first.experts:
-                fewest = min(first.experts.values())
-                parts.append(f"{len(first.experts)} experts, {fewest:,} tokens or more")
+                fewest = counted(min(first.experts.values()), "token")
+                parts.append(f"{counted(len(first.experts), 'expert')}, {fewest} or more")
             parts.append(f"{seconds:.1f} s")
             if resumed:
                 parts.append("(solved before)")
@@ -264,21 +264,25 @@ def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) 
             student.settings = student.settings.but(**change)
 
 
-def check(models: Models, batches: TaskBatches, auto: bool) -> None:
-    """Check models and batches as `calibrate` does, on two samples per task, without solving.
-
-    auto: settings are chosen in the run, which leaves out what the model does not allow.
-    """
+def check(
+    models: Models, batches: TaskBatches, auto: bool, labels: Mapping[str, Tensor] | None = None
+) -> None:
+    """Check models and batches as `calibrate` does, on a few samples per task, without solving."""
     check_tasks(models.experts, batches)
+    candidates = [models.settings, choose.STREAM.but(norm=models.settings.norm)][: 1 + auto]
+    if auto and min(sum(map(sample_count, own)) for own in batches.values()) < choose.FEWEST:
+        return  # the run keeps the merged model
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with exact_products(), models.evaluated(), spool:
         samples = {}
         for task, expert in models.experts.items():
-            handles, first = [models.student, expert], islice(batches[task], 1)
+            handles, first = [models.student, expert], islice(batches[task], PROVING)
             samples[task] = [check_plan(models.plan, task, batch, handles) for batch in first]
         run = Run(models, spool, current(), block_drift=False, solve=False)
-        sweep_function = sweep_solvable if auto else sweep
-        sweep_function(run, [Student(models.student, models.settings)], samples)
+        for settings in candidates:
+            (sweep_solvable if auto else sweep)(run, [Student(models.student, settings)], samples)
+        if auto:
+            choose.divergences(models, {choose.MERGED: models.merged}, samples, samples, labels)
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:

@@ -28,22 +28,9 @@ from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.moments import token_weights
 from featcal.core.precision import SUM_DTYPE, wide
-from featcal.errors import BadBatches, BadFile, NotFinite, UnknownKey
-from featcal.models.batch import (
-    Batch,
-    Batches,
-    TaskBatches,
-    changes_logits,
-    check_batch,
-    naming,
-    output_embeddings,
-    padding_mask,
-    pooled_output,
-    rows_before_head,
-    sample_count,
-    some_samples,
-    token_mean,
-)
+from featcal.errors import BadBatches, BadCapture, BadFile, NotFinite, UnknownKey
+from featcal.models import batch as of_batches
+from featcal.models.batch import Batch, Batches, TaskBatches, sample_count, token_mean
 from featcal.models.blocks import StopForward, model_call, output_hooks
 from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan, blocks_of, plan_for
@@ -88,7 +75,7 @@ class Part:
             start += count
             if not rows.any():
                 continue
-            part = some_samples(batch, rows)
+            part = of_batches.some_samples(batch, rows)
             fits = sample_count(pending) + sample_count(part) <= count
             if fits and None not in shapes(part) and shapes(pending) == shapes(part):
                 part = {name: torch.cat([pending[name], part[name]]) for name in part}
@@ -135,7 +122,7 @@ def split(batches: TaskBatches, models: Models, spool: Spool) -> dict[str, tuple
         if not isinstance(task_batches, Sequence):
             task_batches = SpooledList(spool, task_batches)
         for number, batch in enumerate(task_batches):
-            check_batch(task, number, batch, expert.module)
+            of_batches.check_batch(task, number, batch, expert.module)
         if (n := sum(map(sample_count, task_batches))) == 0:
             raise BadBatches(task, NO_SAMPLES)
         if n >= FEWEST:
@@ -146,8 +133,8 @@ def split(batches: TaskBatches, models: Models, spool: Spool) -> dict[str, tuple
 def divergences(
     models: Models,
     students: Mapping[str, ModelHandle],
-    held_out: Parts,
-    seen: Parts,
+    held_out: TaskBatches,
+    seen: TaskBatches,
     labels: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, list[float]]]:
     """Return held-out samples' divergence by task and model; `seen` are more, for relations."""
@@ -166,7 +153,7 @@ def divergences(
         expert_features: list[Tensor] = []
         with evaluation_mode([handle.module for handle in students.values()]):
             for number, batch in enumerate(samples):
-                with naming(task, number), expert.running() as teacher:
+                with of_batches.naming(task, number), expert.running() as teacher:
                     theirs = answers(teacher, batch, *options)
                     for name, handle in students.items():
                         with handle.running() as student:  # its head computes scores below
@@ -339,19 +326,24 @@ def comparable_scores(ours: Answers, theirs: Answers) -> tuple[Scores, Scores] |
 def answers(
     model: nn.Module, batch: Batch, plan: BlockPlan | None, sentences: Sentences | None, bare: bool
 ) -> Answers:
-    """Return the answers of one forward; `sentences` pools texts, `bare` runs the blocks only."""
-    plan, head = plan_for(model, plan), None if bare else output_embeddings(model)
-    if head is not None and changes_logits(model):
+    """Return the answers of one forward.
+
+    sentences: how an encoder's folder makes a vector of a text.   bare: run the blocks only.
+    """
+    plan, head = plan_for(model, plan), None if bare else of_batches.output_embeddings(model)
+    if head is not None and of_batches.changes_logits(model):
         head = None  # take the logits that the model returns, which need more memory
     stack, scores, pooled, output = plan.stacks[-1], None, None, None
     with last_outputs(model, plan, stop=bare) as outputs:
         if head is not None:
-            rows, sizes = rows_before_head(model, batch, None)
-            scores = Scores(rows, head)
-        else:
+            with suppress(BadCapture):  # forward reads the head's weight, as MobileBERT's does
+                rows, sizes = of_batches.rows_before_head(model, batch, None)
+                scores = Scores(rows, head)
+        if scores is None:
+            head = None
             output = model(**model_call(model, batch))
     hidden = outputs[stack.name]
-    mask = padding_mask(batch, hidden, stack.mask, model)
+    mask = of_batches.padding_mask(batch, hidden, stack.mask, model)
     weights = token_weights(plan.rule(stack), "", True, hidden, mask)
     if head is None:
         counted = hidden.new_ones(hidden.shape[:2], dtype=torch.long) if mask is None else mask
@@ -364,5 +356,5 @@ def answers(
             last_hidden = getattr(output, "last_hidden_state", None)
             pooled = sentences.vectors(hidden if last_hidden is None else last_hidden, counted)
         elif output is not None:
-            pooled = pooled_output(model, output, batch)
+            pooled = of_batches.pooled_output(model, output, batch)
     return Answers(hidden, mask, weights, pooled, scores, sizes)

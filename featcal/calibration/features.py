@@ -19,26 +19,11 @@ from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.core.moments import Drift
 from featcal.core.precision import FLOATS
 from featcal.errors import BadBatches, BadPlan
-from featcal.models.batch import (
-    PROVING,
-    Batch,
-    Batches,
-    Model,
-    TaskBatches,
-    check_batch,
-    naming,
-    padding_mask,
-    some_samples,
-)
+from featcal.models import batch as of_batches
+from featcal.models import load
+from featcal.models.batch import Batch, Batches, Model, TaskBatches, check_batch, naming
 from featcal.models.blocks import check_replay, first_inputs, stack_output, step
 from featcal.models.checkpoint import is_adapter
-from featcal.models.load import (
-    evaluation_mode,
-    load_as_calibrated,
-    model_class,
-    same_tower,
-    torch_device,
-)
 from featcal.models.lora import dense_model, without_adapters
 from featcal.models.modules import check_blocks, is_solvable_norm, solved_modules
 from featcal.models.plan import BlockPlan, Stack, plan_for
@@ -76,7 +61,7 @@ class Models:
     def evaluated(self) -> Iterator[None]:
         """Put all models into evaluation mode without gradients; the student stays in it."""
         self.student.module.eval()
-        with evaluation_mode([model.module for model in (self.base, *self.experts.values())]):
+        with load.evaluation_mode([model.module for model in (self.base, *self.experts.values())]):
             yield
 
 
@@ -95,7 +80,7 @@ def open_models(
     cpu_float32 = torch.empty(0, dtype=torch.float32)
     parameters = merged.parameters() if isinstance(merged, nn.Module) else iter(())
     first = next(parameters, cpu_float32)
-    target, dtype = torch_device(device or first.device), dtype or first.dtype
+    target, dtype = load.torch_device(device or first.device), dtype or first.dtype
     expected = "must be a floating-point type, such as torch.float32"
     require(dtype in FLOATS, "calibrate.dtype", str(dtype), expected)
     require(isinstance(plan, BlockPlan | None), "plan", plan, "must be a featcal.BlockPlan")
@@ -114,7 +99,7 @@ def open_models(
     else:
         original = student = streamed(merged)
         if whole:
-            student = InMemoryModel(load_as_calibrated(merged, dtype).to(target))
+            student = InMemoryModel(load.load_as_calibrated(merged, dtype).to(target))
     plan, kind = plan_for(student.module, plan), type(student.module)
 
     def opened(model: Model) -> ModelHandle:
@@ -123,8 +108,8 @@ def open_models(
             plain = plain_module(model)
             tower = getattr(plain, "base_model", plain)
             return InMemoryModel(tower if type(tower) is kind else plain)
-        model_kind = model_class(model)
-        as_tower = model_kind is not kind and same_tower(model_kind, kind)
+        model_kind = load.model_class(model)
+        as_tower = model_kind is not kind and load.same_tower(model_kind, kind)
         return streamed(model, kind if as_tower else None)
 
     others = [opened(model) for model in (base, *experts.values())]
@@ -136,8 +121,8 @@ def open_models(
     for name, handle in handles.items():
         handle.check_finite(name)
         loaded = type(handle.module)
-        whole_model = isinstance(handle, StreamedModel) and model_class(handle.folder) is loaded
-        if whole_model and handle.ignored:
+        complete = isinstance(handle, StreamedModel) and load.model_class(handle.folder) is loaded
+        if complete and handle.ignored:
             more = ["..."] if len(handle.ignored) > 4 else []
             listed = ", ".join([*handle.ignored[:4], *more])
             LOG.warning(f"{name}: {loaded.__name__} has no {listed}: not used")
@@ -177,7 +162,7 @@ def lasting(batches: Batches) -> Batches:
 def check_plan(plan: BlockPlan, task: str, batch: Batch, handles: Sequence[ModelHandle]) -> Batch:
     """Check that all models replay on two samples; return these. Raises: BadBatches, BadPlan."""
     check_batch(task, 0, batch, handles[0].module)
-    samples = some_samples(batch, slice(PROVING))
+    samples = of_batches.some_samples(batch, slice(of_batches.PROVING))
     for handle in handles:
         with naming(task, 0), handle.running() as model:
             check_replay(model, plan, samples)
@@ -259,7 +244,7 @@ def first_features(
                 inputs = first_inputs(model, stack, batch, source, fed)
                 features.tracks[index].append(inputs)
         hidden = inputs[0]
-        mask = padding_mask(batch, hidden, stack.mask, models[0])
+        mask = of_batches.padding_mask(batch, hidden, stack.mask, models[0])
         features.masks.append(mask)
         features.encoder_masks.append(encoder.masks[number] if encoder else None)
         features.tokens += hidden.shape[:-1].numel() if mask is None else int(mask.sum())

@@ -21,17 +21,9 @@ from featcal.core.norm import NormSystem, norm_sums
 from featcal.core.precision import HALF, product, wide
 from featcal.core.ridge import RidgeSystem
 from featcal.errors import BadCapture, BadSetting
+from featcal.models import modules
 from featcal.models.blocks import Features, module_inputs, module_outputs, residual_streams, step
-from featcal.models.modules import (
-    expert_of,
-    following,
-    normalised,
-    routed,
-    side_by_side,
-    solved_modules,
-    unpacked_experts,
-    weight_of,
-)
+from featcal.models.modules import normalised, side_by_side, solved_modules, weight_of
 from featcal.models.plan import Stack
 from featcal.settings import Calibration
 
@@ -130,7 +122,7 @@ def observe(
             if x_exp is None:  # experts of a mixture see the tokens of the first student's
                 x_exp = {}
                 if linears or moves:
-                    with following(teacher, student):
+                    with modules.following(teacher, student):
                         x_exp, y_exp, r_exp, teacher_output = capture(
                             teacher, teacher_spec, features.teacher[batch_number], outputs, moves
                         )
@@ -166,7 +158,7 @@ def add_batch(
 ) -> None:
     """Add one batch to one student's moments; sample i, from `before` on, is in half i % 2."""
     hidden, mask, *_ = tokens
-    x_cal, expert_rows = captured.x_cal, routed(student)
+    x_cal, expert_rows = captured.x_cal, modules.routed(student)
     weigh_all = partial(row_weights, spec, tokens, expert_rows)
     weighers = [weigh_all]
     if spec.settings.ridge == "auto":
@@ -207,7 +199,7 @@ def capture(
         seen, wanted = (len(x), len(y), len(r)), (len(inputs), len(outputs), len(spec.writers))
         return not whole and seen == wanted
 
-    for experts in unpacked_experts(block).values():
+    for experts in modules.unpacked_experts(block).values():
         experts.rows = []  # the forward may stop before it reaches them
     with ExitStack() as opened:
         x = opened.enter_context(module_inputs(block, inputs, enough))
@@ -278,7 +270,7 @@ def row_weights(
     batch, count = hidden.shape[:2]
     w = token_weights(spec.token_rule, name, spec.last, x.new_empty(batch, count, 0), mask)
     w = w if x.dtype == torch.float64 else w.float()  # (batch, tokens)
-    if expert := expert_of(name, expert_rows):
+    if expert := modules.expert_of(name, expert_rows):
         return w.flatten()[expert_rows[expert]]
     if x.shape[:-1] in ((batch, count), (batch * count,)):
         return w.reshape(x.shape[:-1])
@@ -333,11 +325,11 @@ def block_parts(student: nn.Module, features: Features, spec: BlockSpec) -> list
     groups = [*shared_sites(inputs, spec.linears, lambda *_: weight), *((n,) for n in spec.norms)]
     parts = []
     for group in sorted(groups, key=lambda group: min(map(order.index, group))):
-        modules = {
+        chosen = {
             kind: tuple(name for name in getattr(spec, kind) if name in group)
             for kind in ("linears", "norms", "writers")
         }
-        parts.append(replace(spec, **modules, moves_teacher=False))
+        parts.append(replace(spec, **chosen, moves_teacher=False))
     with_linears = [number for number, part in enumerate(parts) if part.linears]
     last = max(with_linears, default=len(parts) - 1)  # after it no teacher's input is needed
     parts[last] = replace(parts[last], moves_teacher=True)
@@ -346,7 +338,7 @@ def block_parts(student: nn.Module, features: Features, spec: BlockSpec) -> list
 
 def solved_parameters(block: nn.Module, spec: BlockSpec) -> dict[str, nn.Parameter]:
     """Return the parameters of the solved modules by name, a mixture's packed experts included."""
-    owners, packed = {*spec.linears, *spec.norms}, unpacked_experts(block)
+    owners, packed = {*spec.linears, *spec.norms}, modules.unpacked_experts(block)
     owners |= {path for path in packed if any(n.startswith(f"{path}.") for n in spec.linears)}
     named = block.named_parameters(remove_duplicate=False)
     return {name: p for name, p in named if name.rpartition(".")[0] in owners}

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,8 +66,8 @@ def calibrate(
     force: options.Force = False,
 ) -> None:
     """Calibrate a merged model to its experts' features and write a folder of the same format."""
-    typed = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
-    pairs = options.with_own_options(setting, **typed, batch=batch)
+    typed = dict(ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation, batch=batch)
+    pairs = [*(setting or ()), *(f"{k}={v}" for k, v in typed.items() if v is not None)]
     values, keys = options.read_set(pairs, "calibrate", *SETTINGS)
     settings = options.method_of(preset, values, pairs)
     inputs = read_inputs(merged, base, expert, data, keys.recipe)
@@ -100,6 +100,7 @@ class Calibrating(Request):
     keys: options.Running
     out: Path
     settings: "CalibrationOrAuto"
+    measure: Callable[[Path], object] = lambda folder: None  # adds results to the unfinished card
 
 
 def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | None":
@@ -170,11 +171,11 @@ def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") ->
         with_adapter(skeleton(folder), inputs.experts[name])
     full_models = {n: f for n, f in inputs.experts.items() if n not in inputs.adapter_bases}
     experts = full_models or {"merged": inputs.merged}
-    request.labels(full_models)
+    labels = request.labels(full_models)
     expert_batches = {n: batches.get(n, next(iter(batches.values()))) for n in experts}
     models = inputs.merged, inputs.base, experts, request.plan, request.settings
     opened = open_models(*models, device=request.device, dtype=request.draw.dtype)
-    check(opened, expert_batches, request.settings == "auto")
+    check(opened, expert_batches, request.settings == "auto", labels)
 
 
 def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: bool) -> None:
@@ -236,6 +237,7 @@ def complete(
     on_hub = [str(location.source) for _, location in locations if location.on_hub]
     models = inputs.merged, inputs.base, inputs.experts
     card.write_card(folder, card.calibration_card(*models, result, rows, on_hub))
+    request.measure(folder)
     roles = {"base": inputs.base, "merged": inputs.merged, **inputs.experts}
     if sum(map(bool, card.licences_of(roles))) > 1:
         note(f"{request.out / card.CARD}: inputs have different licences; decide which terms apply")

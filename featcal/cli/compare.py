@@ -16,7 +16,6 @@ from featcal.cli.inputs import Inputs, MistakeCollector, Request, read_compared,
 from featcal.cli.output import add_to_card, note, recorded_draws, say_json, table
 
 if TYPE_CHECKING:
-    from featcal.data.batches import Draw
     from featcal.evaluation.compare import Agreement
 
 MODEL = "Model to compare; the first is the reference. Repeatable."
@@ -29,14 +28,15 @@ SETTINGS = (options.SamplingAndBlocks(),)
 MEASURES = {  # by field of Agreement: column, number format, factor, and its name in the model card
     "relative_drift": ("drift", ".3f", 1, "relative drift from the expert's features"),
     "cosine": ("cosine", ".3f", 1, "cosine to the expert's features"),
-    "kl": ("KL", ".4f", 1, "KL from the expert's answers"),
+    "kl": ("KL", ".4f", 1, "KL from the expert's answers, mean over samples"),
     "relations": ("relations", ".4f", 1, "KL from the expert's relations between samples"),
-    "top1": ("top-1", ".1f", 100, "top-1 agreement with the expert"),
+    "top1": ("top-1", ".1f", 100, "top-1 agreement with the expert, mean over samples"),
 }
 EPILOG = """Drift and cosine compare the features after the last block. KL and top-1 agreement
-compare the answers of models with a head. For models without one, relations compare how similar
-each sample is to the expert's features of the others, or to its classes (--classes). With several
-models, ± is the standard error of the difference to the first one, paired by sample.
+compare the answers of models with a head, as means over samples (of a text, over tokens). For
+models without one, relations compare how similar each sample is to the expert's features of the
+others, or to its classes (--classes). ± is the standard error of the paired difference to the first
+model.
 
 Examples:
 
@@ -100,7 +100,7 @@ def compare(
     for reason, holds in reasons.items():
         if holds and skip is None:
             note(f"calibration {reason}, so some of these samples may be its own")
-    agreements = agreements_of(models, request, draws)
+    agreements = agreements_of(models, request, request.batches(draws, *models.values()))
     if as_json:
         say_json({"agreement": [asdict(agreement) for agreement in agreements]})
     else:
@@ -110,11 +110,9 @@ def compare(
             add_agreements(folder, inputs, keys.split, (a for a in agreements if a.model == name))
 
 
-def agreements_of(
-    models: Mapping[str, Path], request: Request, draws: "Mapping[str, Draw]"
-) -> "list[Agreement]":
-    """Compare models with the experts on the drawn samples."""
-    inputs, batches = request.inputs, request.batches(draws, *models.values())
+def agreements_of(models: Mapping[str, Path], request: Request, batches: Any) -> "list[Agreement]":
+    """Compare models with the experts on drawn samples."""
+    inputs = request.inputs
     # experts with a head of their own have their blocks at another path
     plan = request.plan if request.keys.stack else None
     extra: Any = {"plan": plan, "device": request.device, "dtype": request.draw.dtype}

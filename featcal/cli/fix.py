@@ -60,7 +60,13 @@ def fix(
     keys = options.Running()
     draw = keys.draw(options.DEFAULT_SAMPLES, 42, column=column)
     names = options.classes_named(classes, inputs.data)
-    request = Calibrating(inputs, keys, draw, device, names, out, "auto")
+    agreements: list[Agreement] = []
+
+    def measure(folder: Path) -> None:
+        agreements.extend(agreements_of({BEFORE: inputs.merged, AFTER: folder}, request, unseen))
+        add_agreements(folder, inputs, keys.split, agreements[1::2])
+
+    request = Calibrating(inputs, keys, draw, device, names, out, "auto", measure)
     if short := {task: count for task, count in request.counts.items() if count < LEAST}:
         listed = ", ".join(f"{task} has {count}" for task, count in short.items())
         way_out = "featcal calibrate --preset paper calibrates with fewer, without a check"
@@ -77,20 +83,13 @@ def fix(
         rest[task] = request.rest(task, draws[task].samples, MOST)
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {count} samples, {used}")
-    result = run(request, draws)
-    if result is None:  # another process of this run reports it
-        return
-    try:
-        agreements = agreements_of({BEFORE: inputs.merged, AFTER: out}, request, rest)
-    except KeyboardInterrupt:
-        note(f"{out} is complete, but not compared with {inputs.merged}: see featcal compare")
-        raise
-    add_agreements(out, inputs, keys.split, [a for a in agreements if a.model == AFTER])
+    unseen = request.batches(rest)
+    if (result := run(request, draws)) is None:  # another process of this run reports it
+        return None
     rows = [verdict(*pair) for pair in zip(agreements[::2], agreements[1::2], strict=True)]
     choice = result.choice
     if as_json:
-        say_json({"folder": str(out), "choice": choice and choice.stated, "experts": rows})
-        return
+        return say_json({"folder": str(out), "choice": choice and choice.stated, "experts": rows})
     sizes = sorted({row["samples"] for row in rows})
     counts = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else sizes[0]
     title = f"divergence from the experts' answers, on {counts} held-out samples"
@@ -105,15 +104,14 @@ def fix(
 
 def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
     """Return an expert's means over samples: better or worse beyond two standard errors, or same."""
-    measures = [measure for measure in ("relations", "kl") if getattr(after, measure) is not None]
-    field = measures[-1] if measures else "relative_drift"
+    field = next(n for n in ("kl", "relations", "relative_drift") if getattr(after, n) is not None)
     change, word = after.than_first[field], "same"
     if abs(change.mean) > ERRORS * change.error:
         word = "better" if change.mean < 0 else "worse"
     return {
         "expert": after.expert,
-        BEFORE: float(f"{before.by_sample[field]:.4g}"),
-        AFTER: float(f"{after.by_sample[field]:.4g}"),
+        BEFORE: float(f"{getattr(before, field):.4g}"),
+        AFTER: float(f"{getattr(after, field):.4g}"),
         "error": float(f"{change.error:.2g}"),
         "verdict": word,
         "samples": after.samples,

@@ -179,6 +179,9 @@ def read_inputs(
     for model in dict.fromkeys((inputs.base, inputs.merged, *inputs.configured.values())):
         collect(check_config, model)
     if data:
+        for location in dict.fromkeys(datasets.values()):
+            if len(same := [name for name in datasets if datasets[name] == location]) > 1:
+                note(f"{', '.join(same)}: one path, {location.name}, has the samples of all")
         collect.mistakes += [UnknownKey("--data", n, experts) for n in datasets if n not in experts]
         if lacking := [f"--data {name}=PATH" for name in experts if name not in datasets]:
             expected = f"must name samples of every expert: add {', '.join(lacking)}"
@@ -323,7 +326,7 @@ class Request:
     def rest(self, task: str, skip: int, most: int, fewest: int = 1, way_out: str = "") -> "Draw":
         """Return the draw of at most `most` samples after the first `skip`. Raises: BadSetting."""
         count, source = self.counts[task], str(self.inputs.data[task].source)
-        expected = f"has {count} samples: {skip} are left out, and {fewest} more are needed"
+        expected = f"must have {skip + fewest} samples or more, {skip} to leave out; it has {count}"
         require(count - skip >= fewest, f"--data {task}", source, expected + way_out)
         return replace(self.draw, skip=skip, samples=min(most, count - skip))
 

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from featcal.cli import inputs, options
 from featcal.cli.output import say, say_json, table
-from featcal.errors import BadPlan, FeatCalError
+from featcal.errors import BadPlan, FeatCalError, counted
 from featcal.interchange.mergekit import read_recipe, recipe_in
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def inspect(
         content |= {"stored_as": dict(kinds), "recipe": recipe}
         content |= {"blocks": {path: len(blocks) for path, blocks in lists.items()}}
         return say_json(content | ({"calibration": planned(folder, as_json)} if plan else {}))
-    say(f"{folder}: {len(sizes)} tensors, {sum(sizes.values()):,} values")
-    say(f"stored as {', '.join(f'{kind} ({n} tensors)' for kind, n in kinds.most_common())}")
+    say(f"{folder}: {counted(len(sizes), 'tensor')}, {counted(sum(sizes.values()), 'value')}")
+    say(f"tensors by type: {', '.join(f'{kind} ({n})' for kind, n in kinds.most_common())}")
     rows = [[name, shape_text(shapes[name]), f"{sizes[name]:,}"] for name in top(sizes)]
     table("largest tensors", ["name", "shape", "values"], rows)
     say("values: no NaN, no infinity")
@@ -65,11 +66,11 @@ def inspect(
         return planned(folder, as_json)
     for path, (first, *others) in lists.items():
         which = "each" if all(block == first for block in others) else "which differ; the first"
-        say(f"{path}: {1 + len(others)} blocks, {which} with:")
+        say(f"{path}: {counted(1 + len(others), 'block')}, {which} with:")
         texts = {EXPERT.sub(".*.", name): shape_text(shape) for name, shape in first.items()}
         table("", ["tensor", "shape"], [list(row) for row in texts.items()])
     if plan is None:
-        say(f"to see what calibration solves: featcal inspect {folder} --plan")
+        say(f"to see what calibration solves: featcal inspect {quote(str(folder))} --plan")
 
 
 def top(sizes: Mapping[str, int]) -> list[str]:
@@ -165,7 +166,7 @@ def show_stack(model: "nn.Module", stack: "Stack") -> None:
 
     blocks = blocks_of(model, stack)
     solved = {name: blocks[0].get_submodule(name) for name in solved_names(blocks[0])}
-    say(f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({stack.blocks}):")
+    say(f"calibration solves {counted(len(blocks), 'block')} of {stack.blocks}:")
     weights = {name: next(module.parameters()) for name, module in solved.items()}
     rows = [[n, type(m).__name__, shape_text(weights[n].shape)] for n, m in solved.items()]
     table("", ["module", "kind", "shape"], rows)

@@ -1,6 +1,7 @@
 """`featcal merge`: merge several experts by any method, with its settings as `--set NAME=VALUE`."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
@@ -60,7 +61,7 @@ def merge(
     force: options.Force = False,
 ) -> None:
     """Merge experts into one model. Tensors are read one at a time where the method allows it."""
-    typed = options.with_own_options(setting, scale=scale)
+    typed = [*(setting or ()), *([] if scale is None else [f"scale={scale}"])]
     pairs = options.pairs_by_name("--set", typed, "NAME=VALUE", "density=0.1")
     common = [f"{key}={pairs.pop(key)}" for key in MergeSampling.model_fields if key in pairs]
     (keys,) = options.read_set(common, "merge", *SETTINGS)
@@ -85,18 +86,17 @@ def merge(
     if typed and "batches" not in entry.needs:
         problem = f"{method} uses no calibration data (--data)"
         raise FeatCalError(", ".join(typed), problem, "leave it out")
-    batches: Any = None
+    extra: Any = {"head": head, "embeddings": keys.embeddings, "device": device}
     if inputs.data:
         # the base's folder alone says how texts are prepared
         of_base = replace(inputs, experts=dict.fromkeys(inputs.experts, inputs.base))
         draw = keys.draw(samples or options.DEFAULT_SAMPLES, seed, column=column)
         request = Request(of_base, keys, draw, device, {})
         draws = request.draws(samples)
-        batches = request.batches(draws)
-    extra = {"batches": batches, "head": head, "embeddings": keys.embeddings, "device": device}
+        rows = {task: (draw.samples, request.counts[task]) for task, draw in draws.items()}
+        extra["batches"] = request.batches(draws)
+        extra["_complete"] = partial(output.record_draw, draw=draw, rows=rows)
     merge_folders(method, inputs.base, inputs.experts, out=out, progress=note, **extra, **settings)
-    if inputs.data:
-        output.record_draw(out, draw, {t: (d.samples, request.counts[t]) for t, d in draws.items()})
     if as_json:
         experts = {name: str(folder) for name, folder in inputs.experts.items()}
         content = {"folder": str(out), "method": method, "settings": settings}

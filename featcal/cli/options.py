@@ -34,7 +34,7 @@ Experts = Annotated[list[str] | None, Option("--expert", **NAMED, help=f"{EXPERT
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 COLUMN = "Column to read a key from, e.g. text=question or image=picture. Repeatable."
 Column = Annotated[list[str] | None, Option("--column", metavar="KEY=COLUMN", help=COLUMN)]
-CLASSES = "Class names of a task: encoders are compared by similarity to these texts. Repeatable."
+CLASSES = "Classes of a task, of which the expert makes vectors to compare encoders by. Repeatable."
 Classes = Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)]
 Out = Annotated[Path, Option(help="Folder to write.")]
 PRESET = (
@@ -157,11 +157,6 @@ def method_of(preset: str | None, settings: Calibration, pairs: Pairs) -> "Calib
     expected = "chooses every setting; leave it out, or use paper, to change some"
     require(not (preset == "auto" and changed), "--preset", preset, expected)
     return settings if changed or preset == "paper" else "auto"
-
-
-def with_own_options(pairs: Pairs, **options: object) -> list[str]:
-    """Return pairs of --set and those that have an option of their own, such as --ridge."""
-    return [*(pairs or ()), *(f"{k}={v}" for k, v in options.items() if v is not None)]
 
 
 def yaml_scalar(text: str) -> Any:

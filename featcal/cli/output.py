@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from shlex import quote
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
@@ -212,7 +213,7 @@ def push(folder: Path, name: str | None) -> None:
         HfApi().upload_folder(folder_path=folder, commit_message=f"featcal: {folder.name}", **how)
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
         problem = f"{folder} is complete, but the hub did not accept it ({one_line(error)})"
-        way_out = f"upload it without computing it again: hf upload {name} {folder}"
+        way_out = f"upload it without computing it again: hf upload {name} {quote(str(folder))}"
         raise HubUnreachable(name, problem, way_out) from None
     note(f"on the hub: {url}")
 

@@ -11,6 +11,7 @@ from typer import Option
 from featcal.cli import options
 from featcal.cli.inputs import plan_with, read_inputs
 from featcal.cli.output import say, say_json, size_text, table
+from featcal.errors import counted
 from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
@@ -130,8 +131,8 @@ def needs_as_mapping(needs: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 def show_needs(needs: Mapping[str, Mapping[str, int]], job: "Job") -> None:
     """Print totals, then their parts."""
     several = f"; memory and disk are for one of {job.processes} processes"
-    load = f"{job.tasks} tasks of {job.samples} samples, in batches of {job.batch}"
-    say(load + several * (job.processes > 1))
+    load = f"{counted(job.tasks, 'task')} of {counted(job.samples, 'sample')}"
+    say(f"{load}, in batches of {job.batch}" + several * (job.processes > 1))
     names = {"device": "GPU memory", "host": "host memory", "disk": "disk", "operations": "FLOPs"}
     for part, name in names.items():
         text = "{:.1e}".format if part == "operations" else size_text

@@ -1,6 +1,6 @@
 """Draw samples of every task and make batches of them for one model's forward."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from featcal.data import texts as text_data
 from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Indices, Preprocess
-from featcal.data.places import Columns, Location, location_of, open_images
+from featcal.data.places import LOG, Columns, Location, location_of, open_images
 from featcal.data.texts import ModelInput, Reader, Sample, TokenizedText, input_of
+from featcal.errors import BadData, counted
 from featcal.models.batch import IGNORED, Batch
 from featcal.models.stored import skeleton
 from featcal.settings import require
@@ -119,15 +120,33 @@ def draw_batches(
         reader = text_data.reader_for(folders, inputs, draw.tokens, draw.expert)
     for task, location in sorted(locations.items()):
         samples = samples_at(location, inputs, draw)
-        chosen = draw_indices(task, len(samples), draw.skip + draw.samples, draw.seed)[draw.skip :]
+        drawn = draw_indices(task, len(samples), draw.skip + draw.samples, draw.seed)
         if inputs.kind == "pictures":
-            pixels = EncodedRows(location, draw.split, samples, preprocess)[chosen]
-            images = ImageSet(pixels, preprocess, dtype=draw.dtype)
+            pictures = EncodedRows(location, draw.split, samples, preprocess)
+            chosen = unseen(task, drawn, draw.skip, (pictures[[row]].tobytes() for row in drawn))
+            images = ImageSet(pictures[chosen], preprocess, dtype=draw.dtype)
             make = partial(images.batches, None, draw.batch)  # normalises when it is asked for
             batches[task] = DrawnBatches(len(images), 0, make)
         else:
+            chosen = unseen(task, drawn, draw.skip, (str(reader.tokens(samples[r])) for r in drawn))
             batches[task] = token_batches(samples, chosen, reader, draw.batch)
     return batches
+
+
+def unseen(task: str, drawn: Indices, skip: int, contents: Iterable[object]) -> Indices:
+    """Return the rows after the first `skip`, which calibration used, without equal ones."""
+    if not skip:
+        return drawn
+    first: dict[int, int] = {}  # row by content
+    for row, content in zip(drawn, contents, strict=True):
+        first.setdefault(hash(content), row)
+    rows, count = [row for row in drawn[skip:] if row in first.values()], len(drawn) - skip
+    if len(rows) < 2:
+        problem = f"only {len(rows)} of {count} samples to compare on differ from all others"
+        raise BadData(f"--data {task}", problem, "give more samples, of which at least 2 differ")
+    if equal := count - len(rows):
+        LOG.warning(f"{task}: {counted(equal, 'sample')} left out, equal to another")
+    return rows
 
 
 def samples_at(location: Location, inputs: ModelInput, draw: Draw) -> Any:

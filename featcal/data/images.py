@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from featcal.data.places import IMAGE, LABEL, SPLITS, Location, classes_in, open_images, split_files
-from featcal.errors import BadData, BadFile, BadSetting, MissingPath, one_line
+from featcal.data import places
+from featcal.data.places import IMAGE, LABEL, SPLITS, Location, open_images, split_files
+from featcal.errors import BadData, BadFile, BadSetting, MissingPath, counted, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -188,7 +189,7 @@ def class_names(folder: str | Path) -> tuple[str, ...]:
     if files := [file for split in SPLITS for file in split_files(folder, split, (".parquet",))]:
         features = datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(files[0]))
         return _names(str(folder), features.get(LABEL), None, folder)
-    return _names(str(folder), None, classes_in(folder, SPLITS) or None, folder)
+    return _names(str(folder), None, places.classes_in(folder, SPLITS) or None, folder)
 
 
 class EncodedRows:
@@ -227,7 +228,7 @@ class EncodedRows:
                     raise ValueError(f"{shown!r} is outside of {self._root}")
                 if not os.path.isfile(path):
                     raise ValueError(f"it is the text {shown!r}, which is the path of no file")
-                encoded = {"bytes": None, "path": path}
+                encoded = {"bytes": None, "path": places.content_path(path)}
                 picture = f"{os.path.relpath(path, self._root)[-60:]} (row {row})"
             image = datasets.Image().decode_example(encoded)
             most = image.getextrema()[1] if image.mode[0] in "IF" else 0
@@ -252,7 +253,7 @@ def _names(origin: str, feature: Any, names: Sequence[str] | None, folder: Path)
     """Return the class names: given ones, those of the label feature, or of README.md."""
     stored = getattr(feature, "names", None)
     if names is not None and stored is not None and len(stored) != len(names):
-        problem = f"{len(names)} class names are given, but its labels have {len(stored)}"
+        problem = f"{counted(len(names), 'class name')} given, but its labels have {len(stored)}"
         raise BadData(origin, problem, "check the list of names")
     names = names or stored or _names_in_readme(folder)
     if not names:

@@ -22,7 +22,7 @@ from huggingface_hub import DatasetCard, constants, hf_hub_download, snapshot_do
 from huggingface_hub import errors as hub_errors
 
 from featcal import errors
-from featcal.errors import BadData, BadFile, DiskFull, MissingPath, one_line, shorten
+from featcal.errors import BadData, BadFile, DiskFull, MissingPath, counted, one_line, shorten
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ READING |= {"text": {"encoding": "utf-8-sig"}}
 LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
 LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
 LAYOUTS += ("{}/data-*.arrow", "data-*.arrow")  # of save_to_disk in `datasets`
+POINTER = b"version https://git-lfs.github.com/"  # begins a file whose content git has not brought
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
 _SPLIT = re.compile(r"\w[\w.-]*")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})[.-]")
@@ -109,8 +110,17 @@ def open_table(location: Location, split: str, builders: Mapping[str, str] = BUI
     builder = builders.get(files[0].suffix.lower())
     if builder is None:
         raise BadFile(files[0], "is no data file", f"give one of {', '.join(BUILDERS)}")
-    options: Any = {"data_files": [glob.escape(str(file)) for file in files], "split": "train"}
+    paths = [glob.escape(content_path(file)) for file in files]
+    options: Any = {"data_files": paths, "split": "train"}
     return _read(str(files[0]), builder, **options, **READING.get(builder, {}))
+
+
+def content_path(file: str | Path) -> str:
+    """Return the path of a file. Raises: BadFile while git-lfs has only a pointer in its place."""
+    with open(file, "rb") as opened:
+        if opened.read(len(POINTER)) == POINTER:
+            raise BadFile(file, "holds a pointer of git-lfs", "run git lfs pull in its repository")
+    return str(file)
 
 
 def open_images(
@@ -230,7 +240,7 @@ def classes_in(folder: Path, splits: Iterable[str]) -> list[str]:
 @cache  # warn once per folder: a command opens it several times
 def _report_unread(origin: str, folder: Path) -> None:
     if left := [file for file in folder.rglob("*") if file.suffix.lower() in NOT_READ]:
-        files = f"{len(left)} file{'s' * (len(left) > 1)} such as {left[0].name}"
+        files = f"{counted(len(left), 'file')} such as {left[0].name}"
         LOG.warning(f"{origin}: {files} cannot be read; convert to PNG or JPEG")
 
 

@@ -225,7 +225,7 @@ def input_of(model: nn.Module) -> ModelInput:
         return ModelInput("pictures")
     config: Any = model.config.get_text_config() if multimodal else model.config
     size, limit = getattr(config, "vocab_size", None), _positions(model, config)
-    if "decoder_input_ids" in parameters:
+    if "decoder_input_ids" in parameters and not name.endswith(HEAD):  # Bart's make their own
         start = getattr(config, "decoder_start_token_id", None)
         return ModelInput("pair", False, "labels" in parameters, size, limit, start)
     causal, kind = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, config.model_type

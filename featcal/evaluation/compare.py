@@ -1,6 +1,6 @@
 """Agreement of models with experts: drift and cosine of features, KL and top-1 of answers.
 
-n samples · d width of a feature · K scores of a row, which is an image or one token of a text.
+n samples · d width of a feature · K scores of a row: an image has one row, a text one per token.
 """
 
 from collections import defaultdict
@@ -40,13 +40,12 @@ class Agreement:
 
     relative_drift: ‖H − H_exp‖_F / ‖H_exp‖_F of the features after the last block.
     cosine:     mean over tokens.
-    kl:         mean over rows of KL(p_exp ‖ p); None without a head.
-    top1:       share of rows with the same largest score; None without a head.
+    kl:         mean over samples of the mean over their rows of KL(p_exp ‖ p); None without a head.
+    top1:       mean over samples of the share of rows with the same largest score; None as kl.
     relations:  without a head, the mean divergence of the softmax of each sample's cosines to the
                 expert's features of the others, or with `labels` to those
                 (`calibration/choose.py`); else None.
     than_first: by measure, the paired difference to the first model; empty for that one.
-    by_sample:  by measure, the mean over samples, of which `than_first` has differences.
     """
 
     model: str
@@ -58,7 +57,6 @@ class Agreement:
     top1: float | None
     relations: float | None = None
     than_first: Mapping[str, Difference] = field(default_factory=dict)
-    by_sample: Mapping[str, float] = field(default_factory=dict)
 
 
 def compare(
@@ -74,7 +72,7 @@ def compare(
     """Measure how closely each model matches every expert.
 
     Use inputs that no model was merged or calibrated on. Over the samples x of an expert's task,
-    relative drift is ‖H − H_exp‖_F / ‖H_exp‖_F, and KL is the mean over rows of KL(p_exp ‖ p).
+    relative drift is ‖H − H_exp‖_F / ‖H_exp‖_F, and KL is the mean over x of KL(p_exp ‖ p).
 
     Args:
         models: by name, modules or folders. Each is compared with the first one, sample by sample.
@@ -127,8 +125,7 @@ class Totals:
     """Sums of one model over the batches of one task, and the values of each sample by measure."""
 
     def __init__(self, classes: Tensor | None) -> None:
-        self.classes, self.drift, self.rows = classes, Drift(), 0
-        self.sums = {"kl": 0.0, "top1": 0.0}  # over rows
+        self.classes, self.drift = classes, Drift()
         self.by_sample = defaultdict[str, list[float]](list)
         self.pooled: list[tuple[Tensor, Tensor]] = []  # without scores
 
@@ -144,23 +141,26 @@ class Totals:
         if scores is None or self.classes is not None:
             self.pooled.append((ours.features(theirs), theirs.features(ours)))
             return
-        sizes, self.rows = ours.sizes.tolist(), self.rows + int(ours.sizes.sum())
-        for name, values in zip(self.sums, choose.kl_and_top1(*scores), strict=True):
-            self.sums[name] += float(values.sum())
-            self.by_sample[name] += [float(x.mean()) for x in values.split(sizes) if len(x)]
+        for name, values in zip(("kl", "top1"), choose.kl_and_top1(*scores), strict=True):
+            rows = values.split(ours.sizes.tolist())
+            self.by_sample[name] += [float(x.mean()) for x in rows if len(x)]
 
     def agreement(self, model: str, expert: str, first: "Totals") -> Agreement:
         """Return the record, once all batches are added; `first` is the first model's."""
         samples, drift = len(self.by_sample["relative_drift"]), self.drift
-        if samples > (2 if self.classes is None else 0) and self.pooled and not self.rows:
+        if (
+            samples > (2 if self.classes is None else 0)
+            and self.pooled
+            and not self.by_sample["kl"]
+        ):
             ours, theirs = (torch.cat(side) for side in zip(*self.pooled, strict=True))
             values = choose.relational_divergence(ours, theirs, self.classes)
             self.by_sample["relations"] = values.tolist()
         if not isfinite(drift.relative):
             raise NotFinite(f"model {model}, task {expert}", "its features")
-        kl, top1 = (total / self.rows if self.rows else None for total in self.sums.values())
-        means = {name: sum(x) / len(x) for name, x in self.by_sample.items() if x}
-        measured = samples, drift.relative, drift.cosine, kl, top1, means.get("relations")
+        values = (self.by_sample[name] for name in ("kl", "top1", "relations"))
+        means = (sum(own) / len(own) if own else None for own in values)
+        measured = samples, drift.relative, drift.cosine, *means
         differences: dict[str, Difference] = {}
         for name, values in self.by_sample.items():
             if self is not first and values and first.by_sample[name]:
@@ -168,7 +168,7 @@ class Totals:
                 difference = pair[0] - pair[1]
                 error = float(difference.std()) / sqrt(len(values)) if len(values) > 1 else nan
                 differences[name] = Difference(float(difference.mean()), error)
-        return Agreement(model, expert, *measured, differences, means)
+        return Agreement(model, expert, *measured, differences)
 
 
 def task_agreements(

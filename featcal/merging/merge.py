@@ -16,7 +16,7 @@ from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__, card, errors
 from featcal.core.precision import exact_products
-from featcal.errors import FeatCalError, MissingPath, MissingTensor, TensorsDiffer
+from featcal.errors import FeatCalError, MissingPath, MissingTensor, TensorsDiffer, counted
 from featcal.files import claimed, read_json, require_apart, write_json
 from featcal.merging import sources
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
@@ -46,6 +46,7 @@ def merge(
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] | None = None,
     n_jobs: int = 1,
+    _complete: Callable[[Path], object] = lambda folder: None,
     **settings: Any,
 ) -> nn.Module | Path:
     """Merge experts into one model.
@@ -76,7 +77,7 @@ def merge(
         if out is not None:
             require_apart("merge.out", out, (base, head, *opened.experts.values()))
             load.require_replaceable(Path(out))
-        return opened.finish(opened.run(), out)
+        return opened.finish(opened.run(), out, _complete)
 
 
 @dataclass(frozen=True)
@@ -187,8 +188,10 @@ class OpenedMerge:
         of_run = {"settings": dict(self.settings), "experts": list(self.job.experts)}
         return about | of_run | self.job.record
 
-    def finish(self, merged: NamedTensors, out: str | Path | None) -> nn.Module | Path:
-        """Return a module of what `run` yielded, or write it to the folder `out`."""
+    def finish(
+        self, merged: NamedTensors, out: str | Path | None, last: Any = lambda folder: None
+    ) -> nn.Module | Path:
+        """Return a module of what `run` yielded, or write the folder `out`, to which `last` adds."""
         tensors, base = self._all_tensors(merged), self.form.model
         folders = {n: Path(e) for n, e in self.experts.items() if not isinstance(e, nn.Module)}
         modules, class_name = list[str](), self.form.architecture
@@ -202,10 +205,11 @@ class OpenedMerge:
         for line in modules:
             self.job.progress(line)
         name, experts = self.method.name, self.experts
+        models = counted(len(experts), "fine-tuned model")
         about = f"`{name}`, {self.method.source}. {self.method.note}"
         text = card.render_card(
-            f"{card.name_of(base)}: {len(experts)} experts merged",
-            f"{len(experts)} fine-tuned models merged into one by `{name}` (featcal {__version__}).",
+            f"{card.name_of(base)}: {counted(len(experts), 'expert')} merged",
+            f"{models} merged into one by `{name}` (featcal {__version__}).",
             {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)},
             list(self.settings.items()),
             {"merge_method": name},
@@ -222,6 +226,7 @@ class OpenedMerge:
                 write_json(folder / "merge.json", merge_record)
             write_json(folder / card.RECORD, record)
             card.write_card(folder, text)
+            last(folder)
 
         return self.form.result(tensors, out, complete)
 

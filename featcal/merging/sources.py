@@ -266,17 +266,19 @@ def vocabularies(
         return {}
     from featcal.data.texts import VOCABULARIES
 
-    tokens, contents = dict[str, dict[str, int]](), set()
+    tokens, contents, folders = dict[str, dict[str, int]](), set(), dict[str, str | Path]()
     for name, folder in {"": base, **experts}.items():
         if isinstance(folder, nn.Module):
             continue
         files = [Path(folder) / file for file in (*VOCABULARIES, "added_tokens.json")]
         if content := tuple(file.read_bytes() for file in files if file.is_file()):
             contents.add(content)
-            with suppress(FeatCalError):  # of a tokenizer that cannot be read
-                tokens[name] = load.load_tokenizer(folder).get_vocab()
+            folders[name] = folder
     if len(contents) < 2:
         return {}
+    for name, folder in folders.items():
+        with suppress(FeatCalError):  # of a tokenizer that cannot be read
+            tokens[name] = load.load_tokenizer(folder).get_vocab()
     base_rows = tokens.setdefault("", {})
     used, spare = set(base_rows.values()), dict[int, dict[str, str]]()  # by row: task by token
     for task in experts:

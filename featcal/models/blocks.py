@@ -301,7 +301,7 @@ def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str,
         number = f"{int(name):02d}"
         if number in features:
             path = next(path for path, each in model.named_modules() if each is blocks[int(name)])
-            raise BadCapture([path], "this block runs twice in one forward, with two solutions")
+            raise BadPlan(path, "runs twice in one forward", "it can be merged, but not calibrated")
         features[number] = output if isinstance(output, Tensor) else output[0]
 
     first = blocks[0].register_forward_pre_hook(entering, with_kwargs=True)

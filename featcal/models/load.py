@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -179,8 +180,8 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     path = folder_path(folder)
     if checkpoint.is_adapter(folder):
         way_out = "merge, calibrate and the command compare accept it as an expert"
-        command = f"featcal merge average --base BASE --out MODEL --expert NAME={folder}"
-        raise BadFile(folder, "a LoRA adapter, not a model", way_out, f"make a model: {command}")
+        merge = f"featcal merge average --base BASE --out MODEL --expert NAME={quote(str(folder))}"
+        raise BadFile(folder, "a LoRA adapter, not a model", way_out, f"make a model: {merge}")
     if (path / ADAPTER).is_file():
         problem = f"holds a whole model and {ADAPTER}, whose adapter transformers would add to it"
         way_out = "move the adapter to a folder of its own, which is an expert too"
@@ -188,7 +189,7 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     refuse_code(folder)
     modules_of(path)  # refuses old layouts, which have no config.json here
     if not (path / CONFIG).is_file() and (path / OPEN_CLIP).is_file():
-        way_out = f"make one of transformers: featcal convert {folder} --out MODEL"
+        way_out = f"make one of transformers: featcal convert {quote(str(folder))} --out MODEL"
         raise BadFile(folder, "a model of open_clip", way_out)
     architectures = read_json(path / CONFIG).get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""

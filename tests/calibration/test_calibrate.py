@@ -136,7 +136,6 @@ def spoil(model, name, value):
 
 
 def refused(error, given, settings=PAPER):
-    """The message with which an experiment is refused."""
     with pytest.raises(error) as caught:
         calibrate(**given, settings=settings)
     return str(caught.value)

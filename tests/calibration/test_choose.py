@@ -24,7 +24,6 @@ FEW = {"paper": PAPER, "stream": STREAM.but(anchor_blend=2.0)}
 
 @pytest.fixture
 def few(monkeypatch):
-    """Choose among two candidates."""
     monkeypatch.setattr(choose, "CANDIDATES", FEW)
 
 

@@ -15,11 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny import PAPER, clip, images
 
-from featcal import calibrate
+from featcal import calibrate, files
 from featcal.calibration import choose
 from featcal.calibration.scratch import RunFolder
 from featcal.errors import BadBatches, BadFile, BadSetting
-from featcal.files import claimed
 from featcal.models.load import save_model
 
 
@@ -87,12 +86,6 @@ def test_killed_run_resumes_with_the_same_bytes(case, tmp_path, monkeypatch):
         shutil.rmtree(tmp_path / "out")
 
 
-def altered(file):
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    file.write_bytes(content)
-
-
 def with_another_record(file):
     with safe_open(file, framework="pt") as opened:
         record = opened.metadata()
@@ -102,7 +95,7 @@ def with_another_record(file):
 
 DAMAGES = {
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-9]),
-    "altered": altered,
+    "altered": lambda file: file.write_bytes(file.read_bytes()[:-3] + b"abc"),
     "emptied": lambda file: file.write_bytes(b""),
     "of another kind": lambda file: save_file({"x": torch.zeros(2)}, file),
     "with another record": with_another_record,
@@ -166,8 +159,6 @@ def test_solved_blocks_of_another_run_are_not_used(tmp_path, monkeypatch, change
 
 
 def killing_itself(_, rank, world, port, folder):
-    """In a process of its own."""
-
     def kill(line):
         if line.startswith("vision.01"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -198,10 +189,19 @@ def test_a_work_folder_that_was_there_and_other_files_in_it_stay(tmp_path, monke
         finished("out", experiment(), work="out")
 
 
-def test_two_runs_with_one_result_or_in_one_folder_and_empty_batches_leave_nothing(tmp_path):
+def test_two_runs_for_one_result_or_folder_and_empty_batches_leave_nothing(tmp_path, monkeypatch):
     for taken in ("work", "out"):
-        with claimed(tmp_path / taken), pytest.raises(BadFile, match="another featcal process"):
+        with files.claimed(tmp_path / taken), pytest.raises(BadFile, match="another featcal"):
             finished(tmp_path / "out", experiment(), work=tmp_path / "work")
+
+    def lock_late(file, lock=files.locked):  # the run that held it has just removed its file
+        monkeypatch.setattr(files, "locked", lock)
+        (tmp_path / ".out.lock").unlink()
+        return lock(file)
+
+    monkeypatch.setattr(files, "locked", lock_late)
+    with files.claimed(tmp_path / "out"):
+        assert (tmp_path / ".out.lock").exists()  # so that no further run can lock another one
     given = experiment()
     given["batches"]["dtd"] = []
     with pytest.raises(BadBatches, match="is empty"):

@@ -3,16 +3,18 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import checkpoints
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from test_cli import here, refused, told
 from test_worked_paths import PICTURES, llamas, merged_as_mergekit_does, recipe_of_the_page  # noqa: F401
 
 import featcal
 from featcal.cli import main as cli
-from featcal.data.batches import Draw, draw_batches
+from featcal.data.batches import Draw, draw_batches, draw_indices
 from featcal.data.places import Location
 from featcal.errors import FeatCalError
 from featcal.evaluation.accuracy import zero_shot_head
@@ -39,22 +41,29 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(
     merged, capsys, monkeypatch
 ):
     """The oracle is featcal.compare on the samples after the first eight of each task's twelve."""
+    with monkeypatch.context() as patch:
+        patch.setattr("featcal.cli.compare.add_to_card", Mock(side_effect=KeyboardInterrupt))
+        assert cli.main(["fix", "merged", *BY_NAME]) == cli.INTERRUPTED
+        assert not Path("merged-calibrated").exists()
     assert cli.main(["fix", "merged", *BY_NAME, "--json"]) == 0
     printed = capsys.readouterr()
     rows, noted = json.loads(printed.out)["experts"], printed.err
     record = json.loads(Path("merged-calibrated/featcal.json").read_text())
     assert record["samples"] == {"math": 8, "code": 8}
     models = {"before": "merged", "after": "merged-calibrated"}
+    data = ModelCard.load("merged-calibrated/README.md").data
+    stated = {(one.dataset_name, one.metric_type): one.metric_value for one in data.eval_results}
+    assert data.model_name == "merged-calibrated"
     measured = featcal.compare(models, EXPERTS, unseen(Draw(4, 42, 32, skip=8)))
     for row, before, after in zip(rows, measured[::2], measured[1::2], strict=True):
         assert (row["expert"], row["samples"], 4) == (after.expert, 4, after.samples)
-        assert row["before"] == pytest.approx(before.by_sample["kl"], rel=1e-3)
+        assert row["before"] == pytest.approx(before.kl, rel=1e-3)
+        assert stated[row["expert"], "kl"] == pytest.approx(row["after"], rel=1e-3)
         difference = after.than_first["kl"]
         assert row["after"] - row["before"] == pytest.approx(difference.mean, rel=0.1)
         beyond = abs(difference.mean) > 2 * difference.error
         expected = ("better" if difference.mean < 0 else "worse") if beyond else "same"
         assert row["verdict"] == expected
-    assert "KL from the expert's answers" in Path("merged-calibrated/README.md").read_text()
     assert "math: 12 samples, 8 to calibrate, 4 held out" in noted
     shutil.rmtree("merged-calibrated")
     monkeypatch.chdir(merged)  # the current folder is written next to it
@@ -86,7 +95,7 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
         assert "calibration drew with another seed" in capsys.readouterr().err
     assert cli.main([*arguments[:-1], "12", "--out", "all"]) == 0
     message = refused([*compared[:-5], "new=all", *BY_NAME], Path(), capsys)
-    assert "it has 12 samples: 12 are left out" in message
+    assert "it must have 14 samples or more, 12 to leave out; it has 12" in message
     Path("math.jsonl").write_text(Path("math.jsonl").read_text() + '{"text": "one more"}\n')
     record = Path("new/featcal.json").read_text()
     for key, reason in ("samples", "had another number of rows"), ("old", "did not record its"):
@@ -99,11 +108,15 @@ def test_compare_knows_the_samples_of_merges_earlier_runs_and_other_names(
     merged, capsys, monkeypatch
 ):
     few = [*BY_NAME, "--samples", "5"]
-    assert cli.main(["merge", "regmean", "--base", "base", *NAMED, *few, "--out", "fused"]) == 0
+    fuse = ["merge", "regmean", "--base", "base", *NAMED, *few, "--out", "fused"]
+    with monkeypatch.context() as patch:
+        patch.setattr("featcal.cli.output.record_draw", Mock(side_effect=KeyboardInterrupt))
+        assert cli.main(fuse) == cli.INTERRUPTED and not Path("fused").exists()
+    assert cli.main(fuse) == 0
     compared = ["compare", "--model", "m=fused", *BY_NAME]
     for more in ([], ["--set", "split=test"]):  # a file has no splits
         assert {one["samples"] for one in told(capsys, *compared, *more)["agreement"]} == {7}
-    assert "40 more are needed" in refused([*compared, "--samples", "40"], Path(), capsys)
+    assert "45 samples or more" in refused([*compared, "--samples", "40"], Path(), capsys)
     again = ["calibrate", "--merged", "fused", *few, "--preset", "paper", "--seed", "7"]
     assert cli.main([*again, "--out", "again"]) == 0 == cli.main(["fix", "fused", *BY_NAME])
     assert "fused was made with samples" in capsys.readouterr().err
@@ -142,6 +155,10 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(here, capsys):
     checkpoints.vision_folder(Path("mnist"), 1)
     checkpoints.pictures(Path("images"), 0, PICTURES)
     assert cli.main("merge average --base clip --expert mnist=mnist --out merged".split()) == 0
+    assert (
+        "1 expert merged\n\n1 fine-tuned model merged into one by"
+        in Path("merged/README.md").read_text()
+    )
     asked = ["--data", "mnist=images", "--template", "a photo of a {}"]
     for model in ("clip", "merged"):
         own = told(capsys, "evaluate", "--model", model, *asked)
@@ -189,6 +206,12 @@ def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):
     message = refused(["fix", "merged", *BY_NAME], Path(), capsys)
     assert "at least 12 samples of each" in message
     assert "math has 11" in message and "code has" not in message
+    Path("math.jsonl").write_text("".join(lines * 2))
+    rows = [lines[i % 12] for i in draw_indices("math", 24, 24, 42)]
+    differing = {*rows[18:]} - {*rows[:18]}
+    assert f"only {len(differing)} of 6 samples" in refused(
+        ["fix", "merged", *BY_NAME], Path(), capsys
+    )
 
 
 def test_classes_are_for_models_without_a_head(merged, capsys):

@@ -211,9 +211,9 @@ def test_a_pushed_folder_is_the_written_one_and_what_is_not_taken_stays(
     assert cli.main(pushing(place, tmp_path / "new", "new")) == 0
     assert "https://huggingface.co/me/new" in capsys.readouterr().err
     assert tree(tmp_path / "hub/me/new") == tree(tmp_path / "new")
-    assert cli.main(pushing(place, tmp_path / "more", "me/new")) == cli.MISTAKE
-    assert f"hf upload me/new {tmp_path / 'more'}" in capsys.readouterr().err
-    assert load_vision(tmp_path / "more")
+    assert cli.main(pushing(place, tmp_path / "one more", "me/new")) == cli.MISTAKE
+    assert f"hf upload me/new '{tmp_path / 'one more'}'" in capsys.readouterr().err
+    assert load_vision(tmp_path / "one more")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,6 @@ def run(part: str, skip: int = 0) -> None:
 
 
 def command(arguments: list[str]) -> int:
-    """Run one command; where it draws samples, as many as there are."""
     few = ["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "plan") else []
     return cli.main([*arguments, *few])
 

@@ -142,7 +142,7 @@ def test_class_names_are_given_or_come_from_labels_or_readme(tmp_path, preproces
     parquet(tmp_path, feature=PETS)
     given = load_images(tmp_path, "test", preprocess, classes=["Katze", "Hund"])
     assert given.classes == ("Katze", "Hund")
-    with pytest.raises(BadData, match="3 class names are given, but its labels have 2"):
+    with pytest.raises(BadData, match="3 class names given, but its labels have 2"):
         load_images(tmp_path, "test", preprocess, classes=["a", "b", "c"])
 
 

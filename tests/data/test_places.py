@@ -112,6 +112,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "a.xlsx").write_text("text\n")
     with pytest.raises(BadFile, match=r"a\.xlsx: is no data file"):
         open_table(Location(tmp_path / "a.xlsx"), "train")
+    for pointer in ("a.txt", "a.jsonl", "a.json", "a.csv", "a.parquet", "train/x/a.png"):
+        (tmp_path / pointer).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / pointer).write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
+        with pytest.raises(BadFile, match=rf"{pointer}: holds a pointer[\s\S]*git lfs pull"):
+            if pointer.endswith("png"):
+                load_images(tmp_path, "train", PLAIN)
+            load_text(Location(tmp_path / pointer), "train")
 
 
 @pytest.mark.parametrize("split", ["../train", "/train", "a/b", "..", "", "*"])

@@ -261,12 +261,15 @@ def test_a_models_class_decides_what_it_is_given(tmp_path, kind):
     assert input_of(skeleton(language.folder(tmp_path / kind, kind))) == KINDS[kind]
 
 
-def test_a_vision_language_model_is_given_text_alone():
+def test_a_vision_language_model_and_a_classifier_with_decoder_are_given_text_alone():
     text = {"vocab_size": 99, "max_position_embeddings": 7, "num_hidden_layers": 1}
     config = transformers.LlavaConfig(text_config={"model_type": "llama", **text})
     with torch.device("meta"):
         model = transformers.LlavaForConditionalGeneration(config)
     assert input_of(model) == ModelInput("text", True, True, 99, 7)
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 99}
+    classifier = transformers.BartForSequenceClassification(transformers.BartConfig(**sizes))
+    assert input_of(classifier) == ModelInput("text", False, True, 99, 1024)
 
 
 def test_rows_for_padding_are_no_positions_and_minus_one_is_no_limit():

@@ -45,7 +45,6 @@ def folder_of(model, folder, cfg=CFG, preprocess=None):
 
 
 def changed(section, **values):
-    """Return CFG with other values in one section."""
     return CFG | {section: CFG[section] | values}
 
 

@@ -24,7 +24,6 @@ DATA = [n for n in method_names() if "batches" in method_named(n).needs]
 
 
 def needed(method, tasks=TASKS, dtype=torch.float32, size=32):
-    """The batches and heads that a method needs."""
     data = {t: tiny.images(i, 12, 6, dtype, size) for i, t in enumerate(tasks)}
     return {key: {"batches": data, "head": head(tasks)}[key] for key in method_named(method).needs}
 

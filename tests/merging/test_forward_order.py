@@ -123,6 +123,10 @@ def test_lots_norms_weigh_task_vectors_by_squared_features():
     want |= {name: mean.get_parameter(name) for name in averaged}
     for name, tensor in want.items():
         assert torch.allclose(ours.get_parameter(name), tensor, rtol=0, atol=1e-12), name
+    other = families.family("DebertaModel", tiny.TEXT, "encoder.layer")  # neither Layer nor RMSNorm
+    arguments, path = families.experiment(other), "encoder.layer.0.output.LayerNorm.weight"
+    mean = tiny.averaged(list(arguments["experts"].values())).get_parameter(path)
+    assert torch.allclose(own_merge("lot", arguments).get_parameter(path), mean, atol=1e-12)
 
 
 def test_lot_is_zero_in_directions_without_features_or_below_rtol():

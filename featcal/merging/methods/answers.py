@@ -26,7 +26,7 @@ from torch.func import functional_call
 from featcal.calibration.features import lasting
 from featcal.core import generator
 from featcal.core.precision import SUM_DTYPE, wide
-from featcal.errors import BadBatches, Diverged
+from featcal.errors import BadBatches, Diverged, counted
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Tensors
 from featcal.merging.tensors import task_vectors, tensor_sum
@@ -227,7 +227,7 @@ def squared_gradients(
             count += 1
     if not count:
         raise BadBatches(task, "is empty; at least one batch with at least one sample is needed")
-    job.progress(f"{purpose}: {task}, {count} samples")
+    job.progress(f"{purpose}: {task}, {counted(count, 'sample')}")
     return sums, count
 
 

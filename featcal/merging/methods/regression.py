@@ -27,13 +27,13 @@ from featcal.calibration.observe import BlockSpec, Site, Tokens, row_weights, sh
 from featcal.calibration.scratch import Spool
 from featcal.core.moments import add_gram, every_token, mirror
 from featcal.core.precision import SUM_DTYPE, wide
-from featcal.errors import BadFile, SingularGram
+from featcal.errors import BadFile, SingularGram, counted
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Tensors
 from featcal.merging.tensors import average_tensor, stacked_vectors, task_vectors, tensor_sum
 from featcal.models.batch import check_tasks
 from featcal.models.blocks import hooked, module_inputs, step
-from featcal.models.modules import normalised, solved_modules
+from featcal.models.modules import is_solvable_norm, normalised, solved_modules
 from featcal.models.plan import Stack, blocks_of, plan_for
 from featcal.models.streamed import InMemoryModel
 from featcal.settings import Fraction, require
@@ -73,7 +73,7 @@ class ForwardOrder:
     job: MergeJob
     solve: SolveSite
     per_expert: bool  # carry every expert's own features, or those of the merge so far
-    norms: bool = False  # merge their scales as LOT does
+    norms: bool = False  # merge the scales of LayerNorms and RMSNorms as LOT does
 
     def __post_init__(self) -> None:
         check_tasks(self.job.experts, self.job.batches)
@@ -115,7 +115,7 @@ class ForwardOrder:
                 merged = self._merge_block(path, block, feeder, stack, tasks)
                 done |= merged.keys()
                 yield from merged.items()
-                self.job.progress(f"{path[:-1]}  {len(tasks)} tasks")
+                self.job.progress(f"{path[:-1]}  {counted(len(tasks), 'task')}")
         for name in sorted(set(self.job.names) - done):
             base, experts = self.job.read(name)
             average = self.per_expert or state[name].data_ptr() in self.before
@@ -149,6 +149,7 @@ class ForwardOrder:
         """Return the sums of one block over a task's batches; move its expert's features past it."""
         grams, squares = dict[Site, Gram](), dict[str, Tensor]()
         linears, norms = map(tuple, solved_modules(block, self.norms))
+        norms = tuple(name for name in norms if is_solvable_norm(block.get_submodule(name)))
         spec = BlockSpec(type(block).__name__, stack, linears, norms, every_token, last=False)
         for number, mask in enumerate(task.masks):
             hidden, arguments = task.teacher[number]
