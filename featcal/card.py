@@ -18,7 +18,7 @@ import yaml
 
 from featcal import __version__
 from featcal.errors import BadFile, counted, one_line
-from featcal.files import atomic_path, optional_json, read_json
+from featcal.files import atomic_path, final_name, optional_json, read_json
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
@@ -211,11 +211,8 @@ def calibration_card(
     measured = all(block.relative_drift is not None for block in result.blocks)
     rows = [[names.get(k, k), v or "all" if k == "modules" else v] for k, v in stated.items()]
     front = {"datasets": sorted(set(datasets))} if datasets else {}
-    sections = {
-        "calibration": result,
-        "experts": counted(len(experts), "fine-tuned model"),
-        "merged_by": merged_by,
-    }
+    sections = {"calibration": result, "merged_by": merged_by}
+    sections |= {"experts": counted(len(experts), "fine-tuned model")}
     sections |= {"blocks": block_rows(result.blocks) if measured else [], "class_name": class_name}
     sections |= {"samples": list((samples or {}).items()), "version": __version__}
     title = f"{name_of(base)}: {counted(len(experts), 'expert')} merged"
@@ -238,12 +235,11 @@ def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
 
     A result replaces an older one of its metric and data. The table omits others' percentages.
     """
-    card, unfinished = read_card(folder), r"\.(.+)\.\d+-\d+\.part(.*)"  # of files.atomic_folder
-    name = re.sub(unfinished, r"\1\2", folder.resolve().name)
+    card = read_card(folder)
     older = card.data.eval_results or []
     kept = [old for old in older if not any(old.is_equal_except_value(new) for new in results)]
     card.data.eval_results = [*kept, *results]
-    card.data.model_name = card.data.model_name or name
+    card.data.model_name = card.data.model_name or final_name(folder)
     rows = [
         [r.dataset_name, r.dataset_split or "", f"{100 * r.metric_value:.2f}"]
         for r in card.data.eval_results

@@ -100,8 +100,8 @@ def claimed(path: str | Path) -> Iterator[None]:
     file = path.with_name(f".{path.name}.lock")
     file.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
-        claims = False
-        while not claims:  # a process that ends removes the file, maybe before we lock it
+        claims = False  # a process that ends removes the file, maybe before we lock it
+        while not claims:
             lock = opened.enter_context(file.open("a"))
             if not locked(lock):
                 way_out = "wait until it has ended, or name another path"
@@ -149,6 +149,11 @@ def _move(source: Path, target: Path, named: Path | None = None) -> None:
 def _hidden(path: Path, kind: str = "part") -> Path:
     # the suffix stays last because writers such as savefig choose their format by it
     return path.with_name(f".{path.stem}.{os.getpid()}-{next(_counter)}.{kind}{path.suffix}")
+
+
+def final_name(path: Path) -> str:
+    """Return the name of a file or folder, of a hidden unfinished one the name it will have."""
+    return re.sub(r"\.(.+)\.\d+-\d+\.part(.*)", r"\1\2", path.resolve().name)
 
 
 def _remove(path: Path) -> None:

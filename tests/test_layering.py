@@ -42,15 +42,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "profiling": set(),
     "engine": KNOWN | {"language", "prepare", "profiling"},
     "field": KNOWN | {"prepare", "engine"},
-    "studies": KNOWN
-    | {
-        "engine",
-        "field",
-        "mini.images",
-        "prepare",
-        "stages.prepare",
-        "theory",
-    },
+    "studies": KNOWN | {"engine", "field", "mini.images", "prepare", "stages.prepare", "theory"},
     "doctor": KNOWN | {"engine.context", "language", "report.paper", "prepare"},
     "stages": KNOWN | {"engine", "mini", "prepare", "report.artifact"},
 }

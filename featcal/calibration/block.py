@@ -281,11 +281,8 @@ class BatchStream:
     """Batches of one task, read once and, if asked, digested; kept for plans with several stacks."""
 
     def __init__(self, batches: Batches, plan: BlockPlan, spool: Spool, digested: bool = True):
-        self._batches, self._digested, self.digest = (
-            iter(of_features.lasting(batches)),
-            digested,
-            Digest(),
-        )
+        self._batches, self._digested = iter(of_features.lasting(batches)), digested
+        self.digest = Digest()
         self._kept = SpooledList(spool) if len(plan.stacks) > 1 else None
 
     def head(self) -> list[Batch]:

@@ -70,7 +70,7 @@ class Ranks:
     def shared(
         self, solutions: dict[Site, Solution], unsolved: SingularGram | None
     ) -> dict[Site, Solution]:
-        """Return the solutions of all processes' sites. Raises: SingularGram of any, in all."""
+        """Return all processes' solutions. unsolved: an error of this one, raised in all of them."""
         shapes = {site: (s.weight.shape, s.conditioning) for site, s in solutions.items()}
         gathered, errors = zip(*self.all_gather_checked((shapes, unsolved)), strict=True)
         for error in filter(None, errors):

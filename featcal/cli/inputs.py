@@ -85,7 +85,7 @@ def has_config(folder: Path) -> bool:
 
 
 def model_folder(named_by: str, name: str, near: Path | None = None, weights: bool = True) -> Path:
-    """Return a model's folder: `near` another one, local, or of the hub, there without `weights`."""
+    """Return a model's folder, from `near`, here or the hub; without `weights` its configuration."""
     require(isinstance(name, str), named_by, name, "must name a model")  # in a record
     folder = Path(os.path.expanduser(name))  # no shell does; Path.expanduser raises for ~nobody
     require(not folder.is_file(), named_by, str(folder), "names a file; give the folder of it")
@@ -354,7 +354,10 @@ def whole_clip(folders: Iterable[Path], option: str, value: object, expected: st
 
 @contextmanager
 def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator[dict[str, Path]]:
-    """Yield the experts' folders, LoRA experts among `mine` as whole models while `work` is used."""
+    """Yield the experts' folders, with LoRA experts among `mine` as whole models in `work`.
+
+    They are removed afterwards, unless `work` holds finished blocks of a run that can continue.
+    """
     from featcal.models.lora import dense_folder
 
     numbered = enumerate(inputs.adapter_bases)  # a name may hold a slash

@@ -137,9 +137,8 @@ def unseen(task: str, drawn: Indices, skip: int, contents: Iterable[object]) -> 
     """Return the rows after the first `skip`, which calibration used, without equal ones."""
     if not skip:
         return drawn
-    first: dict[int, int] = {}  # row by content
-    for row, content in zip(drawn, contents, strict=True):
-        first.setdefault(hash(content), row)
+    pairs = [*zip(drawn, map(hash, contents), strict=True)]
+    first = {content: row for row, content in reversed(pairs)}
     rows, count = [row for row in drawn[skip:] if row in first.values()], len(drawn) - skip
     if len(rows) < 2:
         problem = f"only {len(rows)} of {count} samples to compare on differ from all others"

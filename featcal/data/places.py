@@ -160,9 +160,7 @@ def split_files(folder: Path, split: str, suffixes: Collection[str] = BUILDERS) 
             shards = {m[1]: int(m[2]) for file in files if (m := _SHARD.search(file.name))}
             if shards and (len(shards) < len(files) or {*shards.values()} != {len(files)}):
                 names = shorten(", ".join(file.name for file in files), 200)
-                way_out = (
-                    "remove those of other tables, and copy or download those that are missing"
-                )
+                way_out = "remove those of other tables; copy or download those that are missing"
                 raise BadData(folder, f"its shards are not those of one table: {names}", way_out)
             return files
     return []

@@ -310,9 +310,8 @@ class Reader:
         if moved := self.moved.keys() & ids:
             problem = f"its tokenizer {self.moved[min(moved)]} ({sample.origin})"
             command = "featcal merge average --base BASE --expert NAME=MODEL --out NEW"
-            raise BadFile(
-                self.folder, problem, f"give NEW, with the base's tokens, for it: {command}"
-            )
+            way_out = f"give NEW, with the base's tokens, for it: {command}"
+            raise BadFile(self.folder, problem, way_out)
         return ids
 
     def shortened(self, text: str, end: bool | None = None) -> str:
@@ -354,8 +353,7 @@ def reader_for(
         files = [(folder / name, other / name) for name in VOCABULARIES if (other / name).is_file()]
         if not all(ours.is_file() and cmp(ours, theirs, shallow=False) for ours, theirs in files):
             with suppress(FeatCalError):  # of a tokenizer that cannot be read
-                theirs = (
-                    (t, ids.get(t, i), i) for t, i in load_tokenizer(other).get_vocab().items()
-                )
-                moved |= {i: reason.format(i, t, other, new) for t, i, new in theirs if i != new}
+                vocabulary = load_tokenizer(other).get_vocab()
+                rows = ((token, ids.get(token, new), new) for token, new in vocabulary.items())
+                moved |= {i: reason.format(i, t, other, new) for t, i, new in rows if i != new}
     return Reader(tokenizer, inputs, tokens or min(default, limit or default), folder, texts, moved)

@@ -57,7 +57,10 @@ def require_finite(features: Tensor, label: str) -> None:
 def zero_shot_head(
     model: Any, tokenizer: Any, classes: Sequence[str], templates: Sequence[str], batch: int = 256
 ) -> Tensor:
-    """Return a unit vector for every class, (K, p): the mean of its normalised prompts, normalised."""
+    """Return a unit vector for every class, (K, p): the mean of its normalised prompts, normalised.
+
+    A prompt's vector is a CLIP's text feature, or a sentence encoder's mean over tokens.
+    """
     prompts, parts = prompts_of(classes, templates), []
     device = next(model.parameters()).device
     for start in range(0, len(prompts), batch):

@@ -148,11 +148,7 @@ class Totals:
     def agreement(self, model: str, expert: str, first: "Totals") -> Agreement:
         """Return the record, once all batches are added; `first` is the first model's."""
         samples, drift = len(self.by_sample["relative_drift"]), self.drift
-        if (
-            samples > (2 if self.classes is None else 0)
-            and self.pooled
-            and not self.by_sample["kl"]
-        ):
+        if (samples > 2 or self.classes is not None) and self.pooled and not self.by_sample["kl"]:
             ours, theirs = (torch.cat(side) for side in zip(*self.pooled, strict=True))
             values = choose.relational_divergence(ours, theirs, self.classes)
             self.by_sample["relations"] = values.tolist()

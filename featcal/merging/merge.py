@@ -46,7 +46,7 @@ def merge(
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] | None = None,
     n_jobs: int = 1,
-    _complete: Callable[[Path], object] = lambda folder: None,
+    _complete: Callable[[Path], object] | None = None,
     **settings: Any,
 ) -> nn.Module | Path:
     """Merge experts into one model.
@@ -188,9 +188,7 @@ class OpenedMerge:
         of_run = {"settings": dict(self.settings), "experts": list(self.job.experts)}
         return about | of_run | self.job.record
 
-    def finish(
-        self, merged: NamedTensors, out: str | Path | None, last: Any = lambda folder: None
-    ) -> nn.Module | Path:
+    def finish(self, merged: NamedTensors, out: Any, last: Any = None) -> nn.Module | Path:
         """Return a module of what `run` yielded, or write the folder `out`, to which `last` adds."""
         tensors, base = self._all_tensors(merged), self.form.model
         folders = {n: Path(e) for n, e in self.experts.items() if not isinstance(e, nn.Module)}
@@ -226,7 +224,8 @@ class OpenedMerge:
                 write_json(folder / "merge.json", merge_record)
             write_json(folder / card.RECORD, record)
             card.write_card(folder, text)
-            last(folder)
+            if last:
+                last(folder)
 
         return self.form.result(tensors, out, complete)
 

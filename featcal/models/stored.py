@@ -203,7 +203,10 @@ class ModelFolder:
         return [t.name for n, t in self.surplus if n not in state and load.in_head(n, self.module)]
 
     def require_complete(self, heads: bool = False, surplus: bool = False) -> None:
-        """Raise unless files hold the model's tensors; `heads` may be missing, `surplus` there."""
+        """Raise WrongKeys or MissingTensor unless the files hold the model's tensors and no others.
+
+        With `heads` the model's head may be missing; with `surplus` the files may hold others.
+        """
         module, state, stored = self.module, self.module.state_dict(), self.stored
         misshapen = sorted(n for n, t in stored.items() if t.shape != tuple(state[n].shape))
         unexpected = sorted({t.name for _, t in self.surplus if not surplus} - {*self.ignored})

@@ -146,7 +146,7 @@ BASE = {
 def test_keys_that_change_features_are_listed_with_values_and_models(family, change, key):
     own = BASE[family]
     with pytest.raises(FeatCalError, match=f"^two and one: .*{key}"):
-        streaming.require_same_configs({"one": own(), "two": own(**change)})
+        of_streamed.require_same_configs({"one": own(), "two": own(**change)})
 
 
 def test_harmless_keys_pass():
@@ -154,22 +154,22 @@ def test_harmless_keys_pass():
     change |= {"vocab_size": 99, "pad_token_id": 3, "bos_token_id": 5, "head_dim": None}
     change |= {"max_position_embeddings": 4096, "attention_dropout": 0.1, "hidden_act": "swish"}
     change |= {"initializer_range": 0.5, "of_another_tool": 3, "_name_or_path": "there"}
-    streaming.require_same_configs({"one": BASE["llama"](), "two": BASE["llama"](**change)})
+    of_streamed.require_same_configs({"one": BASE["llama"](), "two": BASE["llama"](**change)})
     windows = (tf.Qwen2Config(max_window_layers=n, sliding_window=n) for n in (21, 28))  # unused
-    streaming.require_same_configs(dict(zip("ab", windows, strict=True)))
+    of_streamed.require_same_configs(dict(zip("ab", windows, strict=True)))
     ropes = ({"rope_scaling": {key: "linear", "factor": 2}} for key in ("type", "rope_type"))
-    streaming.require_same_configs({str(rope): BASE["llama"](**rope) for rope in ropes})
+    of_streamed.require_same_configs({str(rope): BASE["llama"](**rope) for rope in ropes})
 
 
 def test_a_tower_is_compared_with_its_part_of_a_whole_model():
     whole = tf.CLIPConfig(vision_config=tiny.VISION)
-    streaming.require_same_configs(
+    of_streamed.require_same_configs(
         {"one": whole, "two": tf.CLIPVisionConfig(**tiny.VISION), "three": None}
     )
     other = tf.CLIPVisionConfig(**tiny.VISION, hidden_act="gelu")
     for configs in ({"one": whole, "two": other}, {"one": other, "two": whole}):
         with pytest.raises(FeatCalError, match="hidden_act"):
-            streaming.require_same_configs(configs)
+            of_streamed.require_same_configs(configs)
 
 
 def test_merge_calibrate_and_compare_refuse_an_expert_that_computes_differently(tmp_path):
