@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ VECTORS = (*_MODEL, "seed", "task", "part", "cosine", "size", "count")
 # Files of the stage `measure`.
 MEASURED = {"drift": DRIFT, "alignment": ALIGNMENT, "similarity": SIMILARITY}
 MEASURED |= {"projection": PROJECTION, "vectors": VECTORS}
+# Of run records: what making each model cost.
+COST = (*_MODEL, *"seed samples images encode seconds memory_mib energy_wh".split())
+TEXT_COLUMNS = tuple(  # the others hold numbers
+    """suite role pool upstream method setting encode task metric seed model label block part corruption parameter statement
+    quantity choice option variant stream correct seen expert_seed candidate strength""".split()
+)  # fmt: skip
+_TABLES = (EXPERT_SEEDS, SAMPLES, AUDIT, CORRUPTED, OFFSET, SWEEP, CHOICES, DEFAULT, CANDIDATES)
+_TABLES += (EXTRAPOLATION, TASK_COUNTS, CURVES, SCALES, SEEN, EXAMPLES, THEORY, THEORY_POINTS)
+COLUMNS = tuple(dict.fromkeys(chain(*_TABLES, *MEASURED.values(), COST, [CORRECT])))
+# folders of the tables whose names do not begin with their folder's name
+FOLDERS = {"seen": "scores", "theory_points": "theory", **dict.fromkeys(MEASURED, "drift")}
 
 _DECIMALS = {"value": 4, "similarity": 4, "x": 4, "y": 4}  # other fractions get six
 # Results, pages and dvc.lock change by being made.

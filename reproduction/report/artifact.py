@@ -10,10 +10,11 @@ import pandas as pd
 
 from reproduction.report import tables
 from reproduction.report.claims import INSIDE, Claim, claims, studied_setting
-from reproduction.report.evidence import FOLDERS, Evidence, project_root
+from reproduction.report.evidence import Evidence
 from reproduction.report.pages import cost
 from reproduction.report.paper import packaged
 from reproduction.report.verdicts import Verdict, judged, sources
+from reproduction.results import FOLDERS, project_root
 
 REQUEST = "pipeline/request/dvc.yaml"  # stages that `dvc repro` does not run
 MAKE_REPRO = ["gather@scores-clip_b32-8", "headline"]  # stages of `make repro`

@@ -10,25 +10,9 @@ import pandas as pd
 
 from reproduction.report import paper
 from reproduction.report.statistics import TRAINED, estimate, lead, with_correct
-from reproduction.results import GREEDY, project_root
+from reproduction.results import COLUMNS, FOLDERS, GREEDY, TEXT_COLUMNS, project_root
 
-KEYS = [
-    "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
-    "pool", "corruption", "parameter", "statement", "quantity", "choice",
-    "option", "origin", "variant", "stream", "correct", "seen", "expert_seed", "candidate", "strength",
-]  # fmt: skip
-NUMBERS = [  # the other columns that a page may ask an empty table for
-    "value", "count", "samples", "images", "seconds", "memory_mib", "energy_wh", "step", "at", "chosen", "default", "tasks",
-    "drift", "mean_drift", "relative_drift", "l2", "cosine", "size", "index", "similarity", "x", "y", "row", "column",
-    "nodes", "actual", "bound", "kept", "interpolation", "anchor_blend", "ridge", "divergence",
-]  # fmt: skip
 RUN_RECORD = ".run"  # ends a kind whose rows are in a run record: `cost.run` is what each run cost
-# folders of the tables whose names do not begin with their folder's name
-FOLDERS = {
-    "seen": "scores", "theory_points": "theory",
-    **dict.fromkeys(("projection", "alignment", "similarity", "vectors"), "drift"),
-}  # fmt: skip
-
 
 # the tables that were read, with the times at which their files were written
 _TABLES: dict[Path, tuple[list[int], pd.DataFrame]] = {}
@@ -92,8 +76,8 @@ class Evidence:
             return read_scores(path)
         frame = pd.DataFrame(self.record(kind).get("cost") if kind.endswith(RUN_RECORD) else None)
         if frame.empty:
-            return pd.DataFrame(columns=[*KEYS, *NUMBERS])
-        return _numeric(frame.astype({key: str for key in KEYS if key in frame}))
+            return pd.DataFrame(columns=COLUMNS)
+        return _numeric(frame.astype({key: str for key in TEXT_COLUMNS if key in frame}))
 
     @cached_property
     def all_scores(self) -> pd.DataFrame:
@@ -198,12 +182,14 @@ def correct_of(path: Path) -> Path:
 
 def _rows(path: Path) -> pd.DataFrame:
     """Return the rows of a file with keys as Python strings, which are compared faster."""
-    return _numeric(pd.read_csv(path, dtype=dict.fromkeys(KEYS, object), keep_default_na=False))
+    return _numeric(
+        pd.read_csv(path, dtype=dict.fromkeys(TEXT_COLUMNS, object), keep_default_na=False)
+    )
 
 
 def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with numbers in every column that is no key."""
-    for column in [c for c in frame.columns if c not in KEYS]:
+    for column in [c for c in frame.columns if c not in TEXT_COLUMNS]:
         frame[column] = pd.to_numeric(frame[column])
     return frame
 
@@ -236,6 +222,6 @@ def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
     """Return the rows whose columns equal the wanted values; none if a column is missing."""
     if not all(column in frame for column in wanted):
         return frame.iloc[:0]
-    keys = {c: str(value) if c in KEYS else value for c, value in wanted.items()}
+    keys = {c: str(value) if c in TEXT_COLUMNS else value for c, value in wanted.items()}
     hits = [frame[column].to_numpy() == value for column, value in keys.items()]
     return frame[np.logical_and.reduce(hits)] if hits else frame
