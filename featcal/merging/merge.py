@@ -46,7 +46,7 @@ def merge(
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] | None = None,
     n_jobs: int = 1,
-    _complete: Callable[[Path], object] | None = None,
+    _complete: Callable[[Path], object] = lambda folder: None,
     **settings: Any,
 ) -> nn.Module | Path:
     """Merge experts into one model.
@@ -188,7 +188,7 @@ class OpenedMerge:
         of_run = {"settings": dict(self.settings), "experts": list(self.job.experts)}
         return about | of_run | self.job.record
 
-    def finish(self, merged: NamedTensors, out: Any, last: Any = None) -> nn.Module | Path:
+    def finish(self, merged: NamedTensors, out: str | Path | None, last: Any) -> nn.Module | Path:
         """Return a module of what `run` yielded, or write the folder `out`, to which `last` adds."""
         tensors, base = self._all_tensors(merged), self.form.model
         folders = {n: Path(e) for n, e in self.experts.items() if not isinstance(e, nn.Module)}
@@ -224,8 +224,7 @@ class OpenedMerge:
                 write_json(folder / "merge.json", merge_record)
             write_json(folder / card.RECORD, record)
             card.write_card(folder, text)
-            if last:
-                last(folder)
+            last(folder)
 
         return self.form.result(tensors, out, complete)
 
@@ -296,7 +295,7 @@ def open_merge(
     ends = {label: str(getattr(c, "eos_token_id", None)) for label, c in configs.items()}
     if len({*ends.values()}) > 1:  # else what was merged may never end
         listed = ", ".join(f"{end} in {label}" for label, end in ends.items())
-        progress(f"eos_token_id differs ({listed}); the base's and its chat template are written")
+        progress(f"eos_token_id differs ({listed}); the base's is written, with its chat template")
     labels = {tuple((getattr(c, "id2label", None) or {}).values()) for c in configs.values()}
     alike = len({type(m.module) for m in opened.values()}) == len({*map(len, labels)}) == 1
     heads = [names for names in labels if "LABEL_0" not in names]
