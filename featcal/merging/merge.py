@@ -46,7 +46,7 @@ def merge(
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] | None = None,
     n_jobs: int = 1,
-    _complete: Callable[[Path], object] = lambda folder: None,
+    _complete: Callable[[Path], object] | None = None,
     **settings: Any,
 ) -> nn.Module | Path:
     """Merge experts into one model.
@@ -188,7 +188,7 @@ class OpenedMerge:
         of_run = {"settings": dict(self.settings), "experts": list(self.job.experts)}
         return about | of_run | self.job.record
 
-    def finish(self, merged: NamedTensors, out: str | Path | None, last: Any) -> nn.Module | Path:
+    def finish(self, merged: NamedTensors, out: Any, last: Any = None) -> nn.Module | Path:
         """Return a module of what `run` yielded, or write the folder `out`, to which `last` adds."""
         tensors, base = self._all_tensors(merged), self.form.model
         folders = {n: Path(e) for n, e in self.experts.items() if not isinstance(e, nn.Module)}
@@ -202,20 +202,19 @@ class OpenedMerge:
             return self.form.result(tensors, None)
         for line in modules:
             self.job.progress(line)
-        name, experts = self.method.name, self.experts
+        name, settings, experts = self.method.name, self.settings, self.experts
         models = counted(len(experts), "fine-tuned model")
         about = f"`{name}`, {self.method.source}. {self.method.note}"
         text = card.render_card(
             f"{card.name_of(base)}: {counted(len(experts), 'expert')} merged",
             f"{models} merged into one by `{name}` (featcal {__version__}).",
             {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)},
-            list(self.settings.items()),
+            list(settings.items()),
             {"merge_method": name},
             method=" ".join([about, *modules]).strip(),
             class_name=class_name,
         )
-        record = {"method": name, "settings": self.settings}
-        record |= card.models_record(base, experts, out)
+        record = {"method": name, "settings": settings} | card.models_record(base, experts, out)
 
         def complete(folder: Path) -> None:
             if not isinstance(base, nn.Module):
@@ -224,7 +223,8 @@ class OpenedMerge:
                 write_json(folder / "merge.json", merge_record)
             write_json(folder / card.RECORD, record)
             card.write_card(folder, text)
-            last(folder)
+            if last:
+                last(folder)
 
         return self.form.result(tensors, out, complete)
 
