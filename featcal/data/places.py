@@ -259,7 +259,7 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
         no_rows = "to no data", "at least one example", "No columns to parse", "BatchSize must be"
         reason = "it holds no sample" if any(part in reason for part in no_rows) else reason
         if "Length of header" in reason:
-            reason = "a row has more values than the header has names; quote texts with commas"
+            reason = "a row is longer than the header; name all columns and quote texts with commas"
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(origin, f"cannot be read ({reason})", way_out) from None
