@@ -107,6 +107,11 @@ def open_table(location: Location, split: str, builders: Mapping[str, str] = BUI
             problem = f"holds a folder {split}, as sets of pictures do, but this model reads texts"
             raise BadData(path, problem, f"give texts: {layouts}")
         raise _no_split(path, split, layouts)
+    shards = {m[1]: int(m[2]) for file in files if (m := _SHARD.search(file.name))}
+    if path.is_dir() and shards and {len(shards), *shards.values()} != {len(files)}:
+        names = shorten(", ".join(file.name for file in files), 200)
+        way_out = "remove shards of other tables and get missing ones, or name one file"
+        raise BadData(path, f"its shards are not those of one table: {names}", way_out)
     builder = builders.get(files[0].suffix.lower())
     if builder is None:
         raise BadFile(files[0], "is no data file", f"give one of {', '.join(BUILDERS)}")
@@ -152,15 +157,10 @@ def open_images(
 
 
 def split_files(folder: Path, split: str, suffixes: Collection[str] = BUILDERS) -> list[Path]:
-    """Return the data files of a split, of the first layout in the folder. Raises: BadData."""
+    """Return the data files of a split in order, of the first layout that the folder has."""
     for pattern in LAYOUTS:
         files = sorted(folder.glob(pattern.format(split)))
         if files and Path(pattern).suffix in suffixes:
-            shards = {m[1]: int(m[2]) for file in files if (m := _SHARD.search(file.name))}
-            if shards and (len(shards) < len(files) or {*shards.values()} != {len(files)}):
-                names = shorten(", ".join(file.name for file in files), 200)
-                way_out = "remove shards of other tables and get missing ones, or name one file"
-                raise BadData(folder, f"its shards are not those of one table: {names}", way_out)
             return files
     return []
 

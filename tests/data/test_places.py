@@ -43,6 +43,7 @@ def test_shards_of_the_hubs_layout_are_read_in_order(tmp_path):
         os.rename(tmp_path / f"part{part}" / "test.parquet", shard)
     assert load_images(tmp_path / "[data]", "test", PLAIN).labels.tolist() == [0, 0, 1]
     os.rename(shard, shard.with_name("test-00001-of-00003.parquet"))
+    assert Location(tmp_path / "[data]").has_splits
     for shards in (2, 1):  # the second leaves the first's files
         table = datasets.Dataset.from_dict({"text": ["a", "b"]})
         table.save_to_disk(tmp_path / "saved", num_shards=shards)
