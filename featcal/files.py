@@ -153,7 +153,7 @@ def _hidden(path: Path, kind: str = "part") -> Path:
 
 def final_name(path: Path) -> str:
     """Return the name of a file or folder, of a hidden unfinished one the name it will have."""
-    return re.sub(r"\.(.+)\.\d+-\d+\.part(.*)", r"\1\2", path.resolve().name)
+    return re.sub(r"^\.(.+)\.\d+-\d+\.part(.*)$", r"\1\2", path.resolve().name)
 
 
 def _remove(path: Path) -> None:

@@ -101,7 +101,7 @@ class Browser:
         return got
 
     def audit(self, scheme: str = "light") -> list[str]:
-        """Serious findings of axe-core, and all on headings and pictures; of a dark page colours."""
+        """Return serious axe-core findings, all on headings and pictures; on dark pages colours."""
         from axe_core_python.base import AXE_SCRIPT
 
         if not self.run("return 'axe' in window"):

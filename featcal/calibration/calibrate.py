@@ -24,7 +24,7 @@ from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadCapture, BadSetting, SingularGram, counted
 from featcal.files import atomic_folder, claimed, require_apart
-from featcal.models.batch import PROVING, Batches, Model, TaskBatches, check_tasks, sample_count
+from featcal.models.batch import Batches, Model, TaskBatches, check_tasks, sample_count
 from featcal.models.load import load_as_calibrated, require_replaceable, save_model
 from featcal.models.modules import check_blocks, packed_experts
 from featcal.models.plan import BlockPlan
@@ -276,7 +276,7 @@ def check(
     with exact_products(), models.evaluated(), spool:
         samples = {}
         for task, expert in models.experts.items():
-            handles, first = [models.student, expert], islice(batches[task], PROVING)
+            handles, first = [models.student, expert], islice(batches[task], 1 + auto)
             samples[task] = [check_plan(models.plan, task, batch, handles) for batch in first]
         run = Run(models, spool, current(), block_drift=False, solve=False)
         for settings in candidates:

@@ -23,7 +23,7 @@ CLASS_MEANS = "Vision model whose class means on train serve as heads. Default: 
 WHOLE = "must be the whole CLIP, which makes the heads for images; or give --class-means"
 LABELLED = "Labelled images or texts of a task. Repeatable."
 TEMPLATE = "Prompt with {} for the class. Repeatable."
-CLASSES = "Names of a text task's labels 0, 1, ...; encoders make their own vectors. Repeatable."
+CLASSES = "Names of a text task's labels 0, 1, ...; an encoder makes its own vectors. Repeatable."
 EPILOG = """Images need the whole CLIP, whose text tower makes the zero-shot heads, or --class-means with the base.
 
 Texts are classified by the model's own head. Without one, a causal model or T5 chooses the label

@@ -181,7 +181,7 @@ def read_inputs(
     if data:
         for location in dict.fromkeys(datasets.values()):
             if len(same := [name for name in datasets if datasets[name] == location]) > 1:
-                note(f"{', '.join(same)}: one path, {location.name}, has the samples of all")
+                note(f"{', '.join(same)}: samples of all come from {location.name}")
         collect.mistakes += [UnknownKey("--data", n, experts) for n in datasets if n not in experts]
         if lacking := [f"--data {name}=PATH" for name in experts if name not in datasets]:
             expected = f"must name samples of every expert: add {', '.join(lacking)}"

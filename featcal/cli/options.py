@@ -34,7 +34,7 @@ Experts = Annotated[list[str] | None, Option("--expert", **NAMED, help=f"{EXPERT
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 COLUMN = "Column to read a key from, e.g. text=question or image=picture. Repeatable."
 Column = Annotated[list[str] | None, Option("--column", metavar="KEY=COLUMN", help=COLUMN)]
-CLASSES = "Classes of a task, of which the expert makes vectors to compare encoders by. Repeatable."
+CLASSES = "Classes of a task; encoders are compared by the expert's vectors of them. Repeatable."
 Classes = Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)]
 Out = Annotated[Path, Option(help="Folder to write.")]
 PRESET = (

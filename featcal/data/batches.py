@@ -122,30 +122,30 @@ def draw_batches(
         samples = samples_at(location, inputs, draw)
         drawn = draw_indices(task, len(samples), draw.skip + draw.samples, draw.seed)
         if inputs.kind == "pictures":
-            pictures = EncodedRows(location, draw.split, samples, preprocess)
-            chosen = unseen(task, drawn, draw.skip, (pictures[[row]].tobytes() for row in drawn))
-            images = ImageSet(pictures[chosen], preprocess, dtype=draw.dtype)
+            pixels = EncodedRows(location, draw.split, samples, preprocess)[drawn]
+            chosen = unseen(task, (picture.tobytes() for picture in pixels), draw.skip)
+            images = ImageSet(pixels[chosen], preprocess, dtype=draw.dtype)
             make = partial(images.batches, None, draw.batch)  # normalises when it is asked for
             batches[task] = DrawnBatches(len(images), 0, make)
         else:
-            chosen = unseen(task, drawn, draw.skip, (str(reader.tokens(samples[r])) for r in drawn))
-            batches[task] = token_batches(samples, chosen, reader, draw.batch)
+            chosen = unseen(task, (str(reader.tokens(samples[r])) for r in drawn), draw.skip)
+            batches[task] = token_batches(samples, drawn[chosen], reader, draw.batch)
     return batches
 
 
-def unseen(task: str, drawn: Indices, skip: int, contents: Iterable[object]) -> Indices:
-    """Return the rows after the first `skip`, which calibration used, without equal ones."""
+def unseen(task: str, contents: Iterable[object], skip: int) -> list[int] | slice:
+    """Return the positions of samples after the first `skip` that equal none before them."""
     if not skip:
-        return drawn
-    pairs = [*zip(drawn, map(hash, contents), strict=True)]
-    first = {content: row for row, content in reversed(pairs)}
-    rows, count = [row for row in drawn[skip:] if row in first.values()], len(drawn) - skip
-    if len(rows) < 2:
-        problem = f"only {len(rows)} of {count} samples to compare on differ from all others"
+        return slice(None)
+    numbered = [*enumerate(map(hash, contents))]
+    first = {content: number for number, content in reversed(numbered)}
+    chosen, count = sorted(n for n in first.values() if n >= skip), len(numbered) - skip
+    if len(chosen) < 2:
+        problem = f"only {len(chosen)} of {count} samples to compare on differ from all others"
         raise BadData(f"--data {task}", problem, "give more samples, of which at least 2 differ")
-    if equal := count - len(rows):
-        LOG.warning(f"{task}: {counted(equal, 'sample')} left out, equal to another")
-    return rows
+    if equal := count - len(chosen):
+        LOG.warning(f"{task}: {counted(equal, 'sample')} left out, equal to others")
+    return chosen
 
 
 def samples_at(location: Location, inputs: ModelInput, draw: Draw) -> Any:

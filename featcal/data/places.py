@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -107,17 +107,21 @@ def open_table(location: Location, split: str, builders: Mapping[str, str] = BUI
             problem = f"holds a folder {split}, as sets of pictures do, but this model reads texts"
             raise BadData(path, problem, f"give texts: {layouts}")
         raise _no_split(path, split, layouts)
+    shards = {m[1]: int(m[2]) for file in files if (m := _SHARD.search(file.name))}
+    if path.is_dir() and shards and {len(shards), *shards.values()} != {len(files)}:
+        names = shorten(", ".join(file.name for file in files), 200)
+        way_out = "remove shards of other tables and get missing ones, or name one file"
+        raise BadData(path, f"its shards are not those of one table: {names}", way_out)
     builder = builders.get(files[0].suffix.lower())
     if builder is None:
         raise BadFile(files[0], "is no data file", f"give one of {', '.join(BUILDERS)}")
-    paths = [glob.escape(content_path(file)) for file in files]
-    options: Any = {"data_files": paths, "split": "train"}
+    options: Any = {"data_files": [glob.escape(content_path(f)) for f in files], "split": "train"}
     return _read(str(files[0]), builder, **options, **READING.get(builder, {}))
 
 
 def content_path(file: str | Path) -> str:
     """Return the path of a file. Raises: BadFile while git-lfs has only a pointer in its place."""
-    with open(file, "rb") as opened:
+    with suppress(OSError), open(file, "rb") as opened:  # who reads it names other problems
         if opened.read(len(POINTER)) == POINTER:
             raise BadFile(file, "holds a pointer of git-lfs", "run git lfs pull in its repository")
     return str(file)
@@ -153,15 +157,10 @@ def open_images(
 
 
 def split_files(folder: Path, split: str, suffixes: Collection[str] = BUILDERS) -> list[Path]:
-    """Return the data files of a split, of the first layout in the folder. Raises: BadData."""
+    """Return the data files of a split in order, of the first layout that the folder has."""
     for pattern in LAYOUTS:
         files = sorted(folder.glob(pattern.format(split)))
         if files and Path(pattern).suffix in suffixes:
-            shards = {m[1]: int(m[2]) for file in files if (m := _SHARD.search(file.name))}
-            if shards and (len(shards) < len(files) or {*shards.values()} != {len(files)}):
-                names = shorten(", ".join(file.name for file in files), 200)
-                way_out = "remove those of other tables; copy or download those that are missing"
-                raise BadData(folder, f"its shards are not those of one table: {names}", way_out)
             return files
     return []
 
@@ -259,6 +258,8 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
         reason = one_line(error.__cause__ or error).rstrip(".")
         no_rows = "to no data", "at least one example", "No columns to parse", "BatchSize must be"
         reason = "it holds no sample" if any(part in reason for part in no_rows) else reason
+        if "Length of header" in reason:
+            reason = "a row is longer than the header; name all columns and quote texts with commas"
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(origin, f"cannot be read ({reason})", way_out) from None

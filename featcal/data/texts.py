@@ -67,7 +67,7 @@ class TextRows(Sequence[Sample]):
             if not self._rows:
                 raise BadData(origin, "holds no text", "put one sample per line there")
             return
-        _form(origin, table.column_names, columns)  # rows may have null in it, and hold another
+        _form(origin, table.column_names, columns)  # a row with null there may hold another
         used = [columns.get(key, key) for key in (*chain(*FORMS), label, "tools")]
         used = [column for column in dict.fromkeys(used) if column in table.column_names]
         self._table = table.select_columns(used)
@@ -142,7 +142,7 @@ def load_labelled(
 def _form(
     origin: str, keys: Collection[str], columns: Mapping[str, str], filled: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the keys that make a sample, best of those that are `filled`. Raises: BadData."""
+    """Return the keys that make a sample, `filled` ones if possible. Raises: BadData."""
     absent = [column for column in columns.values() if column not in keys]
     named = set(columns) - {LABEL}
     for present, form in product(({*filled}, {*keys}), FORMS):
@@ -264,7 +264,7 @@ class Reader:
     length: int
     folder: Path
     texts: Texts = Texts()
-    moved: Mapping[int, str] = field(default_factory=dict)  # why an id is another token's elsewhere
+    moved: Mapping[int, str] = field(default_factory=dict)  # by id, how another model's differs
 
     @property
     def pad(self) -> int:
@@ -329,7 +329,7 @@ class Reader:
 def reader_for(
     folders: Sequence[Path], inputs: ModelInput, tokens: int | None, expert: Path | None = None
 ) -> Reader:
-    """Load the tokenizer of the first folder that has one. Raises: BadFile, BadSetting.
+    """Load the first folder's tokenizer and compare others with it. Raises: BadFile, BadSetting.
 
     tokens: maximum per text. Default: what a sentence encoder's folder says, or 512, and at most
         the model's limit.   expert: says how texts are prepared if none of the folders does.

@@ -202,20 +202,19 @@ class OpenedMerge:
             return self.form.result(tensors, None)
         for line in modules:
             self.job.progress(line)
-        name, experts = self.method.name, self.experts
+        name, settings, experts = self.method.name, self.settings, self.experts
         models = counted(len(experts), "fine-tuned model")
         about = f"`{name}`, {self.method.source}. {self.method.note}"
         text = card.render_card(
             f"{card.name_of(base)}: {counted(len(experts), 'expert')} merged",
             f"{models} merged into one by `{name}` (featcal {__version__}).",
             {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)},
-            list(self.settings.items()),
+            list(settings.items()),
             {"merge_method": name},
             method=" ".join([about, *modules]).strip(),
             class_name=class_name,
         )
-        record = {"method": name, "settings": self.settings}
-        record |= card.models_record(base, experts, out)
+        record = {"method": name, "settings": settings} | card.models_record(base, experts, out)
 
         def complete(folder: Path) -> None:
             if not isinstance(base, nn.Module):
@@ -296,7 +295,7 @@ def open_merge(
     ends = {label: str(getattr(c, "eos_token_id", None)) for label, c in configs.items()}
     if len({*ends.values()}) > 1:  # else what was merged may never end
         listed = ", ".join(f"{end} in {label}" for label, end in ends.items())
-        progress(f"eos_token_id differs ({listed}); the base's and its chat template are written")
+        progress(f"eos_token_id differs ({listed}); the base's is written, with its chat template")
     labels = {tuple((getattr(c, "id2label", None) or {}).values()) for c in configs.values()}
     alike = len({type(m.module) for m in opened.values()}) == len({*map(len, labels)}) == 1
     heads = [names for names in labels if "LABEL_0" not in names]

@@ -71,7 +71,7 @@ def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
 
 
 def with_adapter(model: nn.Module, folder: str | Path) -> Any:
-    """Return the model, changed in place and maybe on meta, as a PeftModel. Raises: BadFile."""
+    """Return the model as a PeftModel; it is changed in place, and may be on meta. Raises: BadFile."""
     peft, folder, example = peft_package(), checkpoint.folder_path(folder), next(model.parameters())
     with _as_bad_file(folder / CONFIG, "cannot be read", "save the adapter again with peft"):
         config: Any = peft.PeftConfig.from_pretrained(str(folder))
@@ -183,7 +183,7 @@ def _as_bad_file(file: str | Path, problem: str, way_out: str) -> Iterator[None]
 
 
 def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | None = None) -> Any:
-    """Return the plain model of a PeftModel, used up; its layers get `precision`. Raises: BadFile."""
+    """Turn a PeftModel into its plain model, with layers in `precision`. Raises: BadFile."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in adapted.modules() if isinstance(module, BaseTunerLayer)]

@@ -83,9 +83,11 @@ def test_a_gpu_and_several_processes_share_the_memory(vision, needs, capsys):
     found, alone = needs(*memory, "--set", "ranks=2"), needs()
     waiting = [found[place]["waiting features"] for place in ("device", "host", "disk")]
     assert waiting[:2] == [1000, 2000] and 2 * sum(waiting) == alone["host"]["waiting features"]
-    assert cli.main([*PLAN, "--samples", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "2 tasks of 1 sample, in batches of 1" in printed and "host memory:" in printed
+    loads = {(): "256 samples, in batches of 32", ("--samples", "1"): "1 sample, in batches of 1"}
+    for more, load in loads.items():
+        assert cli.main([*PLAN, *more]) == 0
+        printed = capsys.readouterr().out
+        assert f"2 tasks of {load}" in printed and "host memory:" in printed
 
 
 @pytest.mark.parametrize(

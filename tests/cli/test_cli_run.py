@@ -152,7 +152,8 @@ def test_every_command_that_reports_does_so_in_json_too(models, capsys):
     inspected = content("inspect", "new", "--plan")
     assert inspected["calibration"]["stacks"][0]["blocks"] == 2
     assert inspected["stored_as"] == {"float32": inspected["tensors"]}
-    assert content("convert", "base", "--out", "an other")["form"] == "open_clip"
+    made = {"folder": "an other", "form": "open_clip"}
+    assert content("convert", "base", "--out", "an other") == made
     assert "featcal convert 'an other' --out" in refused(["inspect", "an other"], models, capsys)
     evaluated = content(*EVALUATE, "--template", "a photo of a {}")
     assert evaluated["tasks"]["mnist"]["images"] == 6 and 0 <= evaluated["average"] <= 100

@@ -155,10 +155,8 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(here, capsys):
     checkpoints.vision_folder(Path("mnist"), 1)
     checkpoints.pictures(Path("images"), 0, PICTURES)
     assert cli.main("merge average --base clip --expert mnist=mnist --out merged".split()) == 0
-    assert (
-        "1 expert merged\n\n1 fine-tuned model merged into one by"
-        in Path("merged/README.md").read_text()
-    )
+    card = Path("merged/README.md").read_text()
+    assert "1 expert merged\n\n1 fine-tuned model merged into one by" in card
     asked = ["--data", "mnist=images", "--template", "a photo of a {}"]
     for model in ("clip", "merged"):
         own = told(capsys, "evaluate", "--model", model, *asked)

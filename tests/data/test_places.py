@@ -43,6 +43,7 @@ def test_shards_of_the_hubs_layout_are_read_in_order(tmp_path):
         os.rename(tmp_path / f"part{part}" / "test.parquet", shard)
     assert load_images(tmp_path / "[data]", "test", PLAIN).labels.tolist() == [0, 0, 1]
     os.rename(shard, shard.with_name("test-00001-of-00003.parquet"))
+    assert Location(tmp_path / "[data]").has_splits
     for shards in (2, 1):  # the second leaves the first's files
         table = datasets.Dataset.from_dict({"text": ["a", "b"]})
         table.save_to_disk(tmp_path / "saved", num_shards=shards)
@@ -112,6 +113,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "a.xlsx").write_text("text\n")
     with pytest.raises(BadFile, match=r"a\.xlsx: is no data file"):
         open_table(Location(tmp_path / "a.xlsx"), "train")
+    (tmp_path / "gone-00000-of-00001.parquet").symlink_to("nowhere")  # as of an emptied cache
+    with pytest.raises(BadData, match=r"gone-.*\.parquet: cannot be read"):
+        open_table(Location(tmp_path), "gone")
     for pointer in ("a.txt", "a.jsonl", "a.json", "a.csv", "a.parquet", "train/x/a.png"):
         (tmp_path / pointer).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / pointer).write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
