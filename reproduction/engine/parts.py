@@ -29,13 +29,13 @@ def cut(study: Any, tasks: Sequence[str]) -> dict[tuple[int, int], tuple[str, ..
     for count in study.counts:
         expected = f"must be at most {len(tasks)}, the number of tasks in the pool"
         require(count <= len(tasks), f"task_counts.{study.key}.counts", count, expected)
-        found: list[tuple[str, ...]] = []
+        drawn: list[tuple[str, ...]] = []
         for shuffle in range(study.shuffles if count < len(tasks) else 1):
             generator = np.random.default_rng([study.seed, crc32(b"task_counts"), shuffle])
             order = generator.permutation(len(tasks)).tolist()
             starts = range(0, len(tasks) - count + 1, count)
-            found += [tuple(tasks[i] for i in sorted(order[s : s + count])) for s in starts]
-        parts |= {(count, draw): part for draw, part in enumerate(found)}
+            drawn += [tuple(tasks[i] for i in sorted(order[s : s + count])) for s in starts]
+        parts |= {(count, draw): part for draw, part in enumerate(drawn)}
     return parts
 
 

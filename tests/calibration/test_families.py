@@ -73,7 +73,7 @@ STREAM = {"order": "sites", "residual": 1.0, "affine": "joint", "ridge": "auto"}
 ENDS = ("down_proj", "fc2", "wo", "c_proj", "output.dense")
 MATRIX = ["auto", PAPER.but(order="stale", norm=False), PAPER.but(**STREAM, modules=ENDS)]
 MIXTURES = {f"{name}_moe": Family(partial(mixture, name), text, {}) for name in MIXTURE_KINDS}
-BOTTLENECK = TEXT | {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32}
+BOTTLENECK = TEXT | {"embedding_size": 16, "intra_bottleneck_size": 32, "true_hidden_size": 32}
 OTHERS = {  # its norms are of a kind that cannot be solved; its head is not called
     "deberta": family("DebertaModel", TEXT | {"position_biased_input": False}, "encoder.layer"),
     "mobilebert": family("MobileBertForMaskedLM", BOTTLENECK, "mobilebert.encoder.layer"),
