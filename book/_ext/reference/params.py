@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from reference.markdown import escaped, table
+from reference.markdown import escaped
 
 FILES = ("params.yaml", "pipeline/models.yaml", "pipeline/studies.yaml")
 SUITES = ("mini", "paper", "files")
@@ -35,11 +35,10 @@ def text(root: Path) -> str:
         parts.append(
             f"{len(names)} {'entry' if len(names) == 1 else 'entries'} of `{group}:`, {', '.join(names)}.\n\n"
         )
-        rows = [
-            [f"`{key}`", escaped(meaning(root, group, key)), _values(values)]
-            for key, values in keys_of(entries).items()
-        ]
-        parts.append(table(["Key", "Meaning", "In `mini`"], rows) if rows else "")
+        for key, values in keys_of(entries).items():
+            in_mini = f" In `mini`: {_values(values)}" if values else ""
+            parts.append(f"- `{key}`: {escaped(meaning(root, group, key))}{in_mini}\n")
+        parts.append("\n")
     return "".join(parts)
 
 
