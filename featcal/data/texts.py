@@ -348,12 +348,12 @@ def reader_for(
     candidates = (*folders, expert or folder)
     texts = Texts.of_folder(next((f for f in candidates if (f / MODULES).is_file()), folder))
     default = texts.longest or DEFAULT_TOKENS
-    ids, moved, reason = tokenizer.get_vocab(), {}, "has the id {} for {!r}, but that of {} has {}"
-    for other in candidates:
+    moved, reason = dict[int, str](), "has the id {} for {!r}, but that of {} has {}"
+    for other in dict.fromkeys(candidates):
         files = [(folder / name, other / name) for name in VOCABULARIES if (other / name).is_file()]
         if not all(ours.is_file() and cmp(ours, theirs, shallow=False) for ours, theirs in files):
             with suppress(FeatCalError):  # of a tokenizer that cannot be read
-                vocabulary = load_tokenizer(other).get_vocab()
+                ids, vocabulary = tokenizer.get_vocab(), load_tokenizer(other).get_vocab()
                 rows = ((token, ids.get(token, new), new) for token, new in vocabulary.items())
                 moved |= {i: reason.format(i, t, other, new) for t, i, new in rows if i != new}
     return Reader(tokenizer, inputs, tokens or min(default, limit or default), folder, texts, moved)

@@ -175,8 +175,8 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> WeightedSum:
     sums = [value, *by_training(parts)] if is_score else []
     experts = variance(sums) if len(sums) > 2 else 0.0
     total, means = math.fsum([*images, *seeds, experts]), [part.mean for _, part in parts]
-    parts_of = (math.fsum(seeds), experts)
-    return WeightedSum(means, value, total, *parts_of, has_error, one_run, pairing)
+    seed_variance = math.fsum(seeds)
+    return WeightedSum(means, value, total, seed_variance, experts, has_error, one_run, pairing)
 
 
 def by_training(parts: Sequence[tuple[float, Estimate]]) -> list[float]:

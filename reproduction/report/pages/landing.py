@@ -111,10 +111,9 @@ class ModelEvidence:
         score = partial(average, data, file=study, samples=FEW)
         mergers = dict.fromkeys(select(data.table(study), {"samples": FEW})["upstream"])
         for merger, adapter in product(mergers, ADAPTERS):
-            baseline = score((merger, adapter, adapter_setting)) or score(
-                (merger, adapter, "suite")
-            )
-            yield score((merger, "featcal", setting)), baseline
+            settings = (adapter_setting, "suite")
+            baselines = (score((merger, adapter, at)) for at in settings)
+            yield score((merger, "featcal", setting)), next(filter(None, baselines), None)
 
     def second_pairs(self, procedure: str, setting: str) -> Iterator[EstimatePair]:
         """Pair the seconds of each adapter with FeatCal's; with DEFAULT, of all trials.
