@@ -247,8 +247,8 @@ def ridge_by_halves(halves: Sequence[RidgeSystem], A: Tensor, a: Tensor, affine:
 def lowest(error: Callable[[float], float]) -> float:
     """Return the λ of least error by pattern search over log₁₀ λ, or infinity if none is below 0.
 
-    The error falls towards its minimum from both sides, so one lower neighbour is enough to move
-    there. The side whose farther neighbour was lower is tried first.
+    The error mostly falls towards its minimum from both sides, so one lower neighbour is enough to
+    move there. The side whose farther neighbour was lower is tried first.
     """
     known: dict[float, float] = {}
 

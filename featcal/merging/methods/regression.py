@@ -6,7 +6,7 @@ diagonal for T5 and DeBERTa); FusionBench's code for CLIP, 0.95. MaTS, Tam et al
 100 steps from task arithmetic at 0.3, scipy's tolerance); here each Gram matrix is divided by its
 number of tokens. LOT, restated from the published formula (Sun et al., 2025, arXiv 2505.23859,
 Eqs. 9 and 12); its authors' code could not be consulted. Where the formula is silent we sum over
-tokens, without dividing by their number, and average biases, shifts and embeddings."""
+tokens (no means), and average biases, shifts, embeddings and the norms outside the blocks."""
 
 import sys
 import tempfile
@@ -259,8 +259,8 @@ def regression_mean(job: MergeJob, off_diagonal: float | None, per_expert: bool)
 def regmean(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors:
     """Yield every tensor by RegMean: linears of the blocks by regression, all others by their mean.
 
-    off_diagonal: factor of the Gram matrices off their diagonal. Default: 0.1 for texts, as the
-                  authors' runs have it, and 0.95 for images, as FusionBench's.
+    off_diagonal: factor of the Gram matrices off their diagonal. Default: 0.1 for texts, as in
+                  most of the authors' runs, and 0.95 for images, as in FusionBench.
     """
     yield from regression_mean(job, off_diagonal, per_expert=True)
 
@@ -298,7 +298,7 @@ def mats(
 
     A linear minimises Σ ‖(W − Wᵢ) Gᵢ^½‖² from W₀ + s Σ τᵢ.
 
-    steps:        of conjugate gradients.
+    steps:        of conjugate gradients, taken together by linears with one input, such as q, k, v.
     scale:        s of the task arithmetic they start from.
     off_diagonal: as for regmean; 1 leaves the Gram matrices as they are.
     """
