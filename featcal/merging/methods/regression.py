@@ -67,7 +67,7 @@ class ForwardOrder:
     """One merge, block by block; tensors that neither `solve` nor `norms` merges become the mean.
 
     One module takes the tensors of the model to run, so at most one block of the experts is in
-    memory. A site is a group of linears that read the same tensor (q, k, v).
+    memory. A site is a group of linears that read the same tensor (q, k, v), not packed experts.
     """
 
     job: MergeJob
@@ -257,7 +257,7 @@ def regression_mean(job: MergeJob, off_diagonal: float | None, per_expert: bool)
 
 @method(source="Jin et al., 2023; for images FusionBench", needs=("batches",))
 def regmean(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors:
-    """Yield every tensor by RegMean: linears of the blocks by regression, all others by their mean.
+    """Yield linears of the blocks by RegMean, all other tensors and packed experts by their mean.
 
     off_diagonal: factor of the Gram matrices off their diagonal. Default: 0.1 for texts, as in
                   most of the authors' runs, and 0.95 for images, as in FusionBench.
