@@ -177,9 +177,12 @@ class Calibration(Settings):
     affine: Literal["separate", "joint"] = "separate"
 
     def check(self) -> None:
-        """Raise BadSetting for affine="joint" without bias."""
+        """Raise BadSetting for affine="joint" without bias, or λ by halves without ω."""
         expected = "solves weight and bias together, so calibrate.bias must be true"
         require(self.bias or self.affine == "separate", "calibrate.affine", self.affine, expected)
+        expected = "must be gram with ridge auto, whose λ is relative to Gram matrices of norm 1"
+        fits = self.task_weights == "gram" or self.ridge != "auto"
+        require(fits, "calibrate.task_weights", self.task_weights, expected)
 
     @property
     def stated(self) -> dict[str, Any]:
