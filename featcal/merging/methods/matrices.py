@@ -7,7 +7,7 @@ Singular Vectors, 2025 (arXiv 2412.00081); Marczak et al., No Task Left Behind, 
 2502.04959); FusionBench, fusion_bench/method/{task_singular_vector, isotropic_merging}. WUDI:
 Cheng et al., 2025; FusionBench's and the official code differ in which matrices they take. The
 sources merge token tables too, and keep directions beyond a matrix's numerical rank. LoRA adapters
-have many of those: their σ̄ of Iso-C is larger than that of the same experts as dense float32."""
+and position tables have many: here Iso-C's σ̄ is larger for them, except LoRA merged in float32."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
