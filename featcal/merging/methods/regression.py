@@ -1,10 +1,10 @@
 """Mergers that solve each linear for outputs near the experts', on features carried block by block.
 
 Sources: RegMean, Jin et al., 2023 (bloomberg/dataless-model-merging, src/configs/exps: 0.1 off the
-diagonal for T5 and DeBERTa); FusionBench's code for CLIP, 0.95. MaTS, Tam et al., 2024 (arXiv
-2312.04339) and the authors' code (r-three/mats, src/merging/conjugateGradient_fisherMerging.py,
-100 steps from task arithmetic at 0.3, scipy's tolerance); here each Gram matrix is divided by its
-number of tokens. LOT, restated from the published formula (Sun et al., 2025, arXiv 2505.23859,
+diagonal for T5 and DeBERTa; padding counts there, but not here); FusionBench's code for CLIP, 0.95.
+MaTS, Tam et al., 2024 (arXiv 2312.04339) and the authors' code without gradients of outputs
+(r-three/mats, src/merging/conjugateGradient_fisherMerging.py, 100 steps from task arithmetic at 0.3,
+scipy's tolerance). LOT, restated from the published formula (Sun et al., 2025, arXiv 2505.23859,
 Eqs. 9 and 12); its authors' code could not be consulted. Where the formula is silent we sum over
 tokens (no means), and average biases, shifts, embeddings and the norms outside the blocks."""
 
