@@ -157,8 +157,8 @@ class Calibration(Settings):
     order "sites":  solve the sites and norms of a block one after another in forward order, and
                     recompute the student's features after each.
     residual:       β in [0, 1]. A linear whose output y = W x + b is added to the residual stream r
-                    gets the target W_t x_t + b_t + β (r_t − r): at β = 1 the sum r + y is to be the
-                    expert's.
+                    gets the target W_t x_tgt + b_t + αβ (r_t − r), x_tgt as in Eq. 10: at α = β = 1
+                    the sum r + y is to be the expert's.
     affine:         "joint" solves weight and bias as one system; "separate" (Eqs. 17 and 55) solves
                     the weight as if targets had no bias, then the bias. Linears without a bias are
                     always "separate".
@@ -177,9 +177,12 @@ class Calibration(Settings):
     affine: Literal["separate", "joint"] = "separate"
 
     def check(self) -> None:
-        """Raise BadSetting for affine="joint" without bias."""
+        """Raise BadSetting for affine="joint" without bias, or λ by halves without ω."""
         expected = "solves weight and bias together, so calibrate.bias must be true"
         require(self.bias or self.affine == "separate", "calibrate.affine", self.affine, expected)
+        expected = "must be gram with ridge auto, whose λ is relative to Gram matrices of norm 1"
+        fits = self.task_weights == "gram" or self.ridge != "auto"
+        require(fits, "calibrate.task_weights", self.task_weights, expected)
 
     @property
     def stated(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from featcal.settings import Calibration
         ({"residual": [0.1, 0.2, 0.3]}, "calibrate.residual"),
         *[({"modules": wrong}, "calibrate.modules") for wrong in ("q", [], ["q", "q"], [""], [1])],
         ({"affine": "joint", "bias": False}, "calibrate.affine"),
+        ({"ridge": "auto", "task_weights": "uniform"}, "calibrate.task_weights"),
     ],
 )
 def test_a_value_that_cannot_be_is_named(given, said):

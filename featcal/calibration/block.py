@@ -64,7 +64,7 @@ class Run:
 def calibrate_block(
     run: Run, path: str, students: StudentBlocks, features: TaskFeatures
 ) -> list[BlockRecord]:
-    """Calibrate the students' block in place and move all features past it (Alg. 1, lines 2-18)."""
+    """Calibrate the students' block in place and move all features past it (Alg. 1, lines 3-17)."""
     models, blocks = run.models, [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):

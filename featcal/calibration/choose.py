@@ -3,9 +3,9 @@
 The divergence of a model from the expert of task t on held-out sample i is KL(p_i^t ‖ p_i). p is
 the softmax of the model's own scores (a single one is the logit of yes); a text has the mean over
 its tokens. Models without a head are compared by relations: p_i = softmax_{j≠i}(cos(f_i, g_j)/τ).
-f_i is the model's feature of sample i, or the expert's; g_j are the expert's features of all
-samples of the task, including those on which candidates are calibrated; τ is the standard deviation
-of the expert's cosines. Where vectors c_k of a task's classes are given, p_i = softmax_k(f_i · c_k /
+f_i is the model's feature of sample i, or the expert's; g_j are the expert's features of the task's
+held-out samples and of those on which candidates are calibrated; τ is the standard deviation of the
+expert's cosines. Where vectors c_k of a task's classes are given, p_i = softmax_k(f_i · c_k /
 τ ‖f_i‖). The feature of a text is the vector of the expert's SentenceTransformer, else the mean over
 its tokens.
 

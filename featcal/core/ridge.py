@@ -95,9 +95,8 @@ def task_system(
     mu_cal = moments.cal / n  # (d,)  Eq. 52
     mu_tgt = alpha * moments.exp / n + (1 - alpha) * mu_cal  # (d,)
     G = mirror(moments.G)
-    if omega is None:
-        gram = task_weights == "gram"
-        omega = 1 / (G.norm() / n).clamp_min(EPS) if gram else torch.ones_like(n)  # Eq. 14
+    if omega is None:  # Eq. 14
+        omega = 1 / (G.norm() / n).clamp_min(EPS) if task_weights == "gram" else torch.ones_like(n)
     share = moments.weight / n  # (), 1 for the whole
     G *= omega / n  # (d, d)  ωG, Eq. 13
     C = moments.C.mul_(omega / n)  # (d, d), folded (d, o)  ωC
@@ -123,10 +122,8 @@ def task_halves(
     if len(halves) == 1:
         return [task_system(halves[0], W, b, alpha, task_weights, affine)]
     n = halves[0].weight + halves[1].weight
-    if n == 0 or task_weights != "gram":
-        omega = torch.ones_like(n)
-    else:
-        omega = 1 / (mirror(halves[0].G + halves[1].G) / n).norm().clamp_min(EPS)
+    size = (mirror(halves[0].G + halves[1].G) / n).norm().clamp_min(EPS)  # NaN without tokens
+    omega = 1 / size if task_weights == "gram" else torch.ones_like(n)
     return [task_system(half, W, b, alpha, task_weights, affine, (n, omega)) for half in halves]
 
 
@@ -247,8 +244,8 @@ def ridge_by_halves(halves: Sequence[RidgeSystem], A: Tensor, a: Tensor, affine:
 def lowest(error: Callable[[float], float]) -> float:
     """Return the λ of least error by pattern search over log₁₀ λ, or infinity if none is below 0.
 
-    The error falls towards its minimum from both sides, so one lower neighbour is enough to move
-    there. The side whose farther neighbour was lower is tried first.
+    The error mostly falls towards its minimum from both sides, so one lower neighbour is enough to
+    move there. The side whose farther neighbour was lower is tried first.
     """
     known: dict[float, float] = {}
 

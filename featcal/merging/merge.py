@@ -65,7 +65,7 @@ def merge(
         device: to compute on.
         progress: called with one line per finished piece.
         n_jobs: batches that adamerging computes in parallel; the result is bit-identical.
-        settings: the method's own, such as scale=0.3. Default: the paper's.
+        settings: the method's own, such as scale=0.3. Default: those of its source.
 
     Returns: the merged module in evaluation mode, or the path `out`.
     Raises: UnknownKey, BadSetting; MissingTensor, TensorsDiffer; NotFinite; Diverged; DiskFull.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from featcal.errors import FeatCalError
 from featcal.merging.registry import MergeJob, NamedTensors
 from featcal.merging.sources import VOCABULARY, Tensors, is_vocabulary
 from featcal.settings import require
@@ -96,7 +97,12 @@ def matrix_names(job: MergeJob, exclude: tuple[str, ...]) -> list[str]:
         used = any(is_vocabulary(name, (pattern,)) for name in job.names)
         expected = "must be the name of a tensor, with * for any letters, such as *q_proj.weight"
         require(used, "merge.exclude", pattern, expected)
-    return [n for n in job.names if len(job.base[n].shape) == 2 and not is_vocabulary(n, exclude)]
+    names = [name for name in job.names if not is_vocabulary(name, exclude)]
+    if packed := [n for n in names if len(job.base[n].shape) == 3 and n.endswith("_proj")]:
+        problem = "packs the matrices of a mixture's experts, which this method merges one by one"
+        ways_out = "give folders whose files hold each matrix", "or average it: name it in exclude"
+        raise FeatCalError(packed[0], problem, *ways_out)
+    return [name for name in names if len(job.base[name].shape) == 2]
 
 
 def linear_groups(job: MergeJob, exclude: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -50,7 +50,9 @@ def prodistill(
     In each block θ = θ_m + Σ cₜ ∘ τₜ, where cₜ starts at 0 and Adam lowers Σₜ Σ_z ‖block(z; θ) −
     block(zₜ; θₜ)‖²: z reaches the block in the model fitted so far, zₜ reaches it in expert t.
     After task arithmetic with a scale of 0.3 this is the source's method, whose coefficients are
-    these + 0.3. A step sees one batch of every task. Returns: the module, or the folder `out`.
+    these + 0.3, but a step sees one batch of every task, the source's 128 samples of any task.
+
+    Returns: the module, or the folder `out`.
     """
     with opened(merged, base, experts, Calibration(), device) as (models, spool):
         student, encoded = models.student.module, dict[str, StudentTeacherFeatures]()

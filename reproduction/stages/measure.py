@@ -122,7 +122,8 @@ def model_drift(model: nn.Module, expert: nn.Module, batches: Batches) -> list[R
 
 def drift_row(block: str, tokens: Drift, first: Drift) -> Row:
     """Return the drift of one block: over all tokens, and of the first token."""
-    distances = {"relative_drift": tokens.relative, "l2": first.l2, "cosine": first.cosine}
+    l2 = first.distance / first.count  # the mean of ‖h − h_exp‖₂
+    distances = {"relative_drift": tokens.relative, "l2": l2, "cosine": first.cosine}
     return {"block": block, **distances, "count": int(first.count)}
 
 

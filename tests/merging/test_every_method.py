@@ -20,6 +20,7 @@ from featcal.models.load import load_vision
 TASKS = ("dtd", "mnist")
 FEW = {"adamerging": {"steps": 3}, "wudi": {"steps": 5}}
 WIDE = head() | {"head/dtd": torch.ones(5, 9)}
+PACKED = torch.nn.ParameterDict({"gate_up_proj": torch.ones(2, 4, 3)})
 DATA = [n for n in method_names() if "batches" in method_named(n).needs]
 
 
@@ -95,14 +96,15 @@ def test_one_expert_is_that_expert(method):
         ("adamerging", {"clamp": 1}, "BadSetting", r"merge\.adamerging\.clamp"),
         ("wudi", {"rate": 1e300}, "BadSetting", r"merge\.wudi\.rate"),
         ("iso_c", {"exclude": ("q_proj",)}, "BadSetting", "merge.exclude: 'q_proj'"),
+        ("iso_c", {"base": PACKED}, "FeatCalError", "gate_up_proj: packs the matrices of"),
         ("wudi", {"variant": "offical"}, "BadSetting", r"merge\.wudi\.variant"),
         ("wudi", {"variant": "closed_form", "steps": 5}, "BadSetting", r"merge\.wudi\.steps"),
         ("breadcrumbs", {"keep": 0.8, "remove": 0.3}, "BadSetting", r"merge\.breadcrumbs\.keep"),
     ],
 )
 def test_a_mistake_is_named(method, changes, error, said):
-    other = changes.get("base")
-    base = tiny.make(families.FAMILIES[other].build) if other else tiny.clip()
+    base = changes.get("base") or tiny.clip()
+    base = tiny.make(families.FAMILIES[base].build) if isinstance(base, str) else base
     experts = {task: tiny.shifted(base, 10 + i) for i, task in enumerate(TASKS)}
     given = needed(method, TASKS, torch.float64, 16) if method in method_names() else {}
     with pytest.raises(getattr(errors, error), match=said):

@@ -1,6 +1,7 @@
 """The methods by their definitions in float64, at their limits, and whatever the order of experts."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from featcal.merging.registry import method_named, method_names
 FIELD = ("wudi_closed_form", "tsv_merge", "iso_c", "iso_cts", "breadcrumbs", "consensus", "pcb")
 COUNT = 3
 FC1 = "encoder.layers.0.mlp.fc1.weight"
+svd = partial(torch.linalg.svd, full_matrices=False)
 
 
 def double(*rows):
@@ -30,10 +32,6 @@ def near(one, other, tolerance=1e-12):
 def matrices(count=COUNT, o=10, d=12):
     g = tiny.seeded(3)
     return [torch.randn(o, d, generator=g, dtype=torch.float64) for _ in range(count)]
-
-
-def svd(matrix):
-    return torch.linalg.svd(matrix, full_matrices=False)
 
 
 def experts(names="abc"):
@@ -239,6 +237,5 @@ def test_gradient_matching_divides_the_bases_curvature_by_the_number_of_tasks():
     H0 = sum(curvature(work.base, task, "base's fisher") for task in others) / 2 + 1e-12
     start, *thetas = (m.state_dict()[FC1].numpy() for m in (base, *others.values()))
     change = sum((H0 + h) * (theta - start) for h, theta in zip(H, thetas, strict=True))
-    given = {"batches": work.batches, "head": work.head}
-    merged = merge("gradient_matching", base, others, **given).state_dict()
-    assert near(merged[FC1], torch.from_numpy(start + change / (H0 + sum(H))))
+    merged = merge("gradient_matching", base, others, batches=work.batches, head=work.head)
+    assert near(merged.state_dict()[FC1], torch.from_numpy(start + change / (H0 + sum(H))))

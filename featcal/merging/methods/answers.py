@@ -138,7 +138,7 @@ def adamerging(
     """Yield every tensor by AdaMerging; the record keeps all losses and the last coefficients.
 
     granularity: one coefficient per expert and tensor ("layer") or per expert ("task").
-    steps, rate: of Adam; 1,000 and 0.001 are the paper's.
+    steps, rate: of Adam; 1,000 and 0.001 are FusionBench's, the official code takes 500 steps.
     start:       every coefficient before the first step.
     clamp:       keep coefficients in [0, 1], as the official code does; FusionBench does not.
     batches_per_step: of each task, their losses added; the official code takes two.

@@ -7,8 +7,8 @@ Belilovsky, 2024 (arXiv 2312.06795) and the authors' code (rezazzr/breadcrumbs,
 src/task_vectors.py: TaskVectorMiddleKeep, first setting to try in find_best_hyperparam.py), which
 works on rows, the last axis, where the paper says layers; a linear's row is one output's. DARE,
 Yu et al., 2024 (arXiv 2311.03099) and FusionBench, fusion_bench/method/dare. PCB, Du et al., 2024
-(arXiv 2410.02396) and the authors' code (duguodong7/pcb-merging, pcb-merging.py; ratio and scale of
-vision_source_code/pcb.py)."""
+(arXiv 2410.02396) and the authors' code (duguodong7/pcb-merging, pcb-merging.py; their
+vision_source_code/pcb.py clamps 1 % and sums normalised magnitudes), but here β < 0 never wins."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -125,7 +125,7 @@ def ties(
     """Yield the task vector of every tensor by TIES; the record keeps each expert's cut.
 
     density: share of each task vector that is kept, the largest by magnitude: with d entries the
-             cut is the (d − ⌊density·d⌋)-th smallest magnitude.
+             cut is the (d − ⌊density·d⌋)-th smallest magnitude. A tied tensor counts once.
     combine: "sum" (FusionBench) or "mean" (the method's own paper, with scale=1).
     """
     entries = sum(math.prod(job.base[name].shape) for name in job.names)
@@ -205,7 +205,7 @@ def pcb_tensor(vectors: Sequence[Tensor], spans: Sequence[Range], cuts: Sequence
 def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
     """Yield the task vector of every tensor by PCB-Merging.
 
-    ratio: share of each expert's entries that compete, of highest β; as the scale, the authors'.
+    ratio: share of each expert's entries that compete, of highest β > 0; the authors', as the scale.
     """
     count, entries = len(job.experts), sum(math.prod(job.base[name].shape) for name in job.names)
     job.progress("pcb: magnitudes")

@@ -5,7 +5,9 @@ singular values of the sum equal, and Iso-CTS reserves some directions for each 
 the task vector that interferes least with every expert's own. Sources: Gargiulo et al., Task
 Singular Vectors, 2025 (arXiv 2412.00081); Marczak et al., No Task Left Behind, 2025 (arXiv
 2502.04959); FusionBench, fusion_bench/method/{task_singular_vector, isotropic_merging}. WUDI:
-Cheng et al., 2025; FusionBench's and the official code differ in which matrices they take."""
+Cheng et al., 2025; FusionBench's and the official code differ in which matrices they take. The
+sources merge token tables too, and keep directions beyond a matrix's numerical rank. LoRA adapters
+and position tables have many: here Iso-C's σ̄ is larger for them, except LoRA merged in float32."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,7 +84,6 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
 
     The first r − N k of r = min(o, d) directions are common and the others the tasks' own, with
     k = round((r − ⌊common · r⌋)/N) for each of N tasks. σ̄ is the mean of all their singular values.
-    As for Iso-C, only directions of the numerical rank count.
     """
     r, count = min(vectors[0].shape), len(vectors)
     k = round((r - int(r * common)) / count)
@@ -132,9 +133,8 @@ class Interference:
         return cls(G, R, c, tensors.tensor_sum(vectors))
 
     def loss(self, tau: Tensor) -> float:
-        """Return L(τ) in float64, at least 0."""
-        tau = tau.double()
-        return max(0.0, float((tau * (tau @ self.G.double() - 2 * self.R.double())).sum()) + self.c)
+        """Return L(τ), at least 0."""
+        return max(0.0, float((tau * (tau @ self.G - 2 * self.R)).sum()) + self.c)
 
     def minimum(self, rtol: float | None = None) -> Tensor:
         """Return τ* = R G⁺; eigenvalues of G below rtol times its largest count as 0."""
@@ -142,7 +142,7 @@ class Interference:
 
 
 def minimize(problem: Interference, steps: int, rate: float, of: str) -> tuple[Tensor, list[float]]:
-    """Minimise by Adam from Σ τᵢ. Returns: τ, and the loss before every step and at the end."""
+    """Minimise by Adam from Σ τᵢ. Returns: τ, or the start if its loss is lower; every loss."""
     tau = problem.start.clone()
     adam = torch.optim.Adam([tau], lr=rate)
     losses = []
@@ -194,10 +194,9 @@ def wudi(
             tau = problem.minimum(rtol)
             losses = [problem.loss(problem.start), problem.loss(tau)]
         else:  # in float32 unless the model has more precision
-            if job.base[names[0]].dtype != torch.float64:
-                G, R, start = problem.G.float(), problem.R.float(), problem.start.float()
-                problem = Interference(G, R, problem.c, start)
-            tau, losses = minimize(problem, count, rate, names[0])
+            dtype = torch.float64 if job.base[names[0]].dtype == torch.float64 else torch.float32
+            G, R, start = (part.to(dtype) for part in (problem.G, problem.R, problem.start))
+            tau, losses = minimize(Interference(G, R, problem.c, start), count, rate, names[0])
         curve = [a + b for a, b in zip(curve, losses, strict=True)] if curve else losses
         ends[" + ".join(names)] = {"start": losses[0], "end": min(losses[0], losses[-1])}
         job.progress(f"wudi {number}/{len(groups)}: {names[0]}  {losses[0]:.4g} → {losses[-1]:.4g}")

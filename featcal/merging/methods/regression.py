@@ -1,12 +1,12 @@
 """Mergers that solve each linear for outputs near the experts', on features carried block by block.
 
 Sources: RegMean, Jin et al., 2023 (bloomberg/dataless-model-merging, src/configs/exps: 0.1 off the
-diagonal for T5 and DeBERTa); FusionBench's code for CLIP, 0.95. MaTS, Tam et al., 2024 (arXiv
-2312.04339) and the authors' code (r-three/mats, src/merging/conjugateGradient_fisherMerging.py,
-100 steps from task arithmetic at 0.3, scipy's tolerance); here each Gram matrix is divided by its
-number of tokens. LOT, restated from the published formula (Sun et al., 2025, arXiv 2505.23859,
+diagonal for T5 and DeBERTa; padding counts there, but not here); FusionBench's code for CLIP, 0.95.
+MaTS, Tam et al., 2024 (arXiv 2312.04339) and the authors' code without gradients of outputs
+(r-three/mats, src/merging/conjugateGradient_fisherMerging.py, 100 steps from task arithmetic at 0.3,
+scipy's tolerance). LOT, restated from the published formula (Sun et al., 2025, arXiv 2505.23859,
 Eqs. 9 and 12); its authors' code could not be consulted. Where the formula is silent we sum over
-tokens, without dividing by their number, and average biases, shifts and embeddings."""
+tokens (no means), and average biases, shifts, embeddings and the norms outside the blocks."""
 
 import sys
 import tempfile
@@ -67,7 +67,7 @@ class ForwardOrder:
     """One merge, block by block; tensors that neither `solve` nor `norms` merges become the mean.
 
     One module takes the tensors of the model to run, so at most one block of the experts is in
-    memory. A site is a group of linears that read the same tensor (q, k, v).
+    memory. A site is a group of linears that read the same tensor (q, k, v), not packed experts.
     """
 
     job: MergeJob
@@ -257,10 +257,10 @@ def regression_mean(job: MergeJob, off_diagonal: float | None, per_expert: bool)
 
 @method(source="Jin et al., 2023; for images FusionBench", needs=("batches",))
 def regmean(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors:
-    """Yield every tensor by RegMean: linears of the blocks by regression, all others by their mean.
+    """Yield linears of the blocks by RegMean, all other tensors and packed experts by their mean.
 
-    off_diagonal: factor of the Gram matrices off their diagonal. Default: 0.1 for texts, as the
-                  authors' runs have it, and 0.95 for images, as FusionBench's.
+    off_diagonal: factor of the Gram matrices off their diagonal. Default: 0.1 for texts, as in
+                  most of the authors' runs, and 0.95 for images, as in FusionBench.
     """
     yield from regression_mean(job, off_diagonal, per_expert=True)
 
@@ -298,7 +298,7 @@ def mats(
 
     A linear minimises Σ ‖(W − Wᵢ) Gᵢ^½‖² from W₀ + s Σ τᵢ.
 
-    steps:        of conjugate gradients.
+    steps:        of conjugate gradients, taken together by linears with one input, such as q, k, v.
     scale:        s of the task arithmetic they start from.
     off_diagonal: as for regmean; 1 leaves the Gram matrices as they are.
     """
