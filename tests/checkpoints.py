@@ -89,17 +89,14 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def with_tensors(folder: Path, changed: dict[str, torch.Tensor | None]) -> Path:
+def with_tensors(
+    folder: Path, changed: dict[str, torch.Tensor | None], file: str = "model.safetensors"
+) -> Path:
     """Replaces tensors of a folder's one safetensors file; None removes one."""
-    state = {n: t for n, t in (tensors(folder) | changed).items() if t is not None}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    state = load_file(folder / file) | changed
+    kept = {name: tensor for name, tensor in state.items() if tensor is not None}
+    save_file(kept, folder / file, metadata={"format": "pt"})
     return folder
-
-
-def with_config(folder: str | Path, **changes) -> None:
-    """Changes entries of a folder's config.json."""
-    file = Path(folder, "config.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (40, 32), seed: int = 0) -> Image.Image:

@@ -20,11 +20,15 @@ from featcal.cli import output, start
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.load import save_model
 from tests import checkpoints
-from tests.checkpoints import with_config
 
 EVALUATE = [*EVALUATE, "--template", "a photo of a {}"]
 CONVERT = ["convert", "base", "--out", "new"]
 FOLDERS = ("base", "mnist", "dtd", "merged")
+
+
+def config(folder, **changes):
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def change_weight(folder, change):
@@ -55,14 +59,14 @@ def wider():
             lambda: [change_weight(f, lambda w: torch.ones(64, 32, dtype=torch.int8)) for f in FOLDERS],
             [MERGE, CALIBRATE], [WEIGHT, "stored as int8", "quantised"],
         ),
-        (lambda: with_config("mnist", quantization_config={"quant_method": "gptq"}), [MERGE, CALIBRATE], ["mnist/config.json"]),
+        (lambda: config("mnist", quantization_config={"quant_method": "gptq"}), [MERGE, CALIBRATE], ["mnist/config.json"]),
         (lambda: shard_outside("../mnist/model.safetensors"), [MERGE, CALIBRATE, ["inspect", "dtd"]], ["index.json"]),
         (lambda: shard_outside(str(Path("mnist/model.safetensors").resolve())), [MERGE], ["index.json"]),
-        (lambda: with_config("merged", hidden_size="wide"), [CALIBRATE], ["merged/config.json"]),
-        (lambda: with_config("merged", num_attention_heads=3), [EVALUATE], ["merged/config.json"]),
-        (lambda: with_config("merged", hidden_act="gelux"), [CALIBRATE], ["merged/config.json"]),
-        (lambda: with_config("merged", architectures=None), [EVALUATE, ["inspect", "merged", "--plan"]], ["merged/config.json"]),
-        (lambda: with_config("merged", architectures=["CLIPVisonModel"]), [CALIBRATE], ["merged/config.json"]),
+        (lambda: config("merged", hidden_size="wide"), [CALIBRATE], ["merged/config.json"]),
+        (lambda: config("merged", num_attention_heads=3), [EVALUATE], ["merged/config.json"]),
+        (lambda: config("merged", hidden_act="gelux"), [CALIBRATE], ["merged/config.json"]),
+        (lambda: config("merged", architectures=None), [EVALUATE, ["inspect", "merged", "--plan"]], ["merged/config.json"]),
+        (lambda: config("merged", architectures=["CLIPVisonModel"]), [CALIBRATE], ["merged/config.json"]),
         (lambda: Path("merged/config.json").write_text("[1]"), [CALIBRATE], ["merged/config.json"]),
         (lambda: Path("merged/config.json").write_text("{"), [CALIBRATE], ["merged/config.json"]),
         (lambda: Path("merged/config.json").write_bytes(b"\xff\xfe"), [CALIBRATE], ["merged/config.json"]),
