@@ -104,9 +104,8 @@ def linear(tasks, merged, base, s):
 def solved_linear(name, student, merged, base, experts, batches, s, last):
     tasks = []
     merged, base = (weight(model.get_submodule(name)) for model in (merged, base))
-    stream = next(
-        (name.removesuffix(w) + norm for w, norm in STREAMS.items() if name.endswith(w)), ""
-    )
+    streams = (name.removesuffix(w) + norm for w, norm in STREAMS.items() if name.endswith(w))
+    stream = next(streams, "")
     for task, expert in experts.items():
         (x_cal, p), (x_exp, _) = (features(m, batches[task], name, last) for m in (student, expert))
         lag = 0.0
