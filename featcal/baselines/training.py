@@ -279,8 +279,10 @@ def train(
             expert = pad_sequence(expert_rows, batch_first=True)
             noise = None
             if settings.noisy:  # drawn on the CPU: the same on every device
-                pairs = zip(step, merged_rows, strict=True)
-                draws = [torch.randn(x.shape, generator=generators[task]) for task, x in pairs]
+                draws = [
+                    torch.randn(len(pair.merged), merged.shape[-1], generator=generators[task])
+                    for task, pair in step.items()
+                ]
                 noise = pad_sequence(draws, batch_first=True).to(merged)
             rows = settings.row_losses(weights, merged, expert, noise)  # (T, n)
             loss = rows.sum(1) / torch.tensor(counts, device=rows.device)  # (T,)
