@@ -136,9 +136,8 @@ def licences_of(models: Mapping[str, object]) -> dict[Licence, list[str]]:
     for role, model in models.items():
         front = front_matter(Path(model)) if isinstance(model, str | Path) else {}
         texts = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in front.items()}
-        entries = {key: texts[key] for key in LICENCE_KEYS if isinstance(texts.get(key), str)}
-        stated = tuple((key, value) for key, value in entries.items() if value)
-        roles.setdefault(stated if entries.get("license") else (), []).append(role)
+        stated = {k: texts[k] for k in LICENCE_KEYS if texts.get(k) and isinstance(texts[k], str)}
+        roles.setdefault(tuple(stated.items()) if "license" in stated else (), []).append(role)
     return dict(sorted(roles.items(), key=lambda item: not item[0]))  # no licence last
 
 

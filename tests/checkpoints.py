@@ -85,11 +85,17 @@ def legacy_folder(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def with_tensors(folder: Path, changed: dict[str, torch.Tensor | None]) -> Path:
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def with_tensors(
+    folder: Path, changed: dict[str, torch.Tensor | None], file: str = "model.safetensors"
+) -> Path:
     """Replaces tensors of a folder's one safetensors file; None removes one."""
-    file = folder / "model.safetensors"
-    state = {n: t for n, t in (load_file(file) | changed).items() if t is not None}
-    save_file(state, file, metadata={"format": "pt"})
+    state = load_file(folder / file) | changed
+    kept = {name: tensor for name, tensor in state.items() if tensor is not None}
+    save_file(kept, folder / file, metadata={"format": "pt"})
     return folder
 
 

@@ -51,9 +51,8 @@ class Commit:
 
     def below(self, folder: str, recursive: bool) -> list[dict]:
         """Return what lies in a folder, '' for the uppermost, or at any depth below it."""
-        inside = {
-            p: entry for p, entry in self.tree.items() if p.startswith(folder and f"{folder}/")
-        }
+        start = folder and f"{folder}/"
+        inside = {path: entry for path, entry in self.tree.items() if path.startswith(start)}
         direct = {p for p in inside if str(PurePosixPath(p).parent) == (folder or ".")}
         return [entry for path, entry in inside.items() if recursive or path in direct]
 

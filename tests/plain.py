@@ -77,9 +77,8 @@ def affine(module, offset):
 def linear(tasks, merged, base, s):
     """Eqs. 10-17 and 51-55 for one linear; tasks: [(X_cal (d, n), X_exp (d, n), p (n,), W_i, b_i,
     lag (o, n))], where lag is added to the expert's output, beyond the paper."""
-    blend = [
-        s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(merged, base, strict=True)
-    ]
+    rho = s.anchor_blend
+    blend = [rho * m + (1 - rho) * b for m, b in zip(merged, base, strict=True)]
     left, right = s.ridge * np.eye(len(tasks[0][0])), s.ridge * blend[0]
     total, gaps, own, shares = s.ridge, s.ridge * blend[1], 0, []
     for X_cal, X_exp, p, W, b, lag in tasks:
@@ -105,9 +104,8 @@ def linear(tasks, merged, base, s):
 def solved_linear(name, student, merged, base, experts, batches, s, last):
     tasks = []
     merged, base = (weight(model.get_submodule(name)) for model in (merged, base))
-    stream = next(
-        (name.removesuffix(w) + norm for w, norm in STREAMS.items() if name.endswith(w)), ""
-    )
+    streams = (name.removesuffix(w) + norm for w, norm in STREAMS.items() if name.endswith(w))
+    stream = next(streams, "")
     for task, expert in experts.items():
         (x_cal, p), (x_exp, _) = (features(m, batches[task], name, last) for m in (student, expert))
         lag = 0.0
@@ -122,9 +120,8 @@ def solved_linear(name, student, merged, base, experts, batches, s, last):
 def solved_norm(name, student, merged, base, experts, batches, s, last, offset):
     """Return scale and shift (or None) of one norm, feature by feature, by least squares."""
     own, theirs = (affine(model.get_submodule(name), offset) for model in (merged, base))
-    anchors = [
-        s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(own, theirs, strict=True)
-    ]
+    rho = s.anchor_blend
+    anchors = [rho * m + (1 - rho) * b for m, b in zip(own, theirs, strict=True)]
     data = []
     for task, expert in experts.items():
         x, p = features(student, batches[task], name, last)

@@ -15,9 +15,8 @@ import yaml
 
 MERGERS = ("average", "task_arithmetic", "adamerging", "wudi")
 NO_BLOCKS = ("embeddings", "features")
-FOLDERS = {"references": "scores"} | dict.fromkeys(
-    ("similarity", "alignment", "vectors", "projection"), "drift"
-)
+FOLDERS = dict.fromkeys(("similarity", "alignment", "vectors", "projection"), "drift")
+FOLDERS["references"] = "scores"
 CALIBRATED = ("featcal", "surgery", "prob_surgery")
 NOT_RUN = ("not run", math.nan, math.nan)
 SHARED = dict(kind="above", file="scores", measure="value", direction="higher", times=1, by=0)
@@ -308,15 +307,12 @@ def seed_part(rows, measure):
 def image_part(parts, measure):
     """Return the variance from the choice of test rows; None if unknown."""
     needed = {"value": "metric", "cosine": "cosine_sd"}.get(measure)
-    if needed not in parts[0][1][0] or any(
-        not {"task", "count"} <= rows[0].keys() for _, rows in parts
-    ):
+    columns = [rows[0].keys() for _, rows in parts]
+    if needed not in columns[0] or not all({"task", "count"} <= own for own in columns):
         return None
     variance = 0.0
     for task in {row["task"] for _, rows in parts for row in rows}:
-        of_task = [
-            (weight, rows, [row for row in rows if row["task"] == task]) for weight, rows in parts
-        ]
+        of_task = [(w, rows, [r for r in rows if r["task"] == task]) for w, rows in parts]
         of_task = [part for part in of_task if part[2]]
         if measure == "value" and all(row.get("correct") for *_, some in of_task for row in some):
             total = sum(

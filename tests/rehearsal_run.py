@@ -84,9 +84,8 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
     (work / f"suites/{SUITE}.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
     (work / f"suites/{SUITE}.pins.json").unlink(missing_ok=True)
     Repo.init(str(work), no_scm=True).close()
-    return [
-        f"{key}: {what} ({way_out})" for key, lacks in left_out.items() for what, way_out in lacks
-    ]
+    lacking = [(key, *lack) for key, lacks in left_out.items() for lack in lacks]
+    return [f"{key}: {what} ({way_out})" for key, what, way_out in lacking]
 
 
 def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float]]:

@@ -24,10 +24,8 @@ def resolved() -> networkx.DiGraph:
         names, root = {file.name for file in SETTINGS}, Path(work).resolve()
         for stage in repo.index.graph:
             reads = [dep.params for dep in stage.params if Path(dep.def_path).name in names]
-            ends = (end.fs_path for end in [*stage.outs, *stage.deps])
-            file, *paths = (
-                str(Path(path).resolve().relative_to(root)) for path in (stage.path, *ends)
-            )
+            ends = [stage.path, *(end.fs_path for end in [*stage.outs, *stage.deps])]
+            file, *paths = (str(Path(path).resolve().relative_to(root)) for path in ends)
             count = len(stage.outs)
             about = {"cmd": stage.cmd, "reads": tuple(sum(map(list, reads), [])), "file": file}
             about |= {"outs": set(paths[:count]), "deps": set(paths[count:])}

@@ -48,10 +48,8 @@ def _correct(row: Row) -> str:
 @cache
 def _easiest(task: str, named: str, right: int, count: int) -> str:
     """Return so many samples, those of least difficulty, which all models share in part."""
-    shared, specific = (
-        np.random.default_rng(crc32(name.encode())).random(count)
-        for name in (task, f"{named} on {task}")
-    )
+    seeds = (crc32(name.encode()) for name in (task, f"{named} on {task}"))
+    shared, specific = (np.random.default_rng(seed).random(count) for seed in seeds)
     return packed(np.argsort(np.argsort(shared + 0.3 * specific)) < right)
 
 

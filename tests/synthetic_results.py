@@ -147,9 +147,8 @@ def _drift(shared, tasks):
     blocks = ["embeddings", *(f"{b:02d}" for b in range(6)), "features"]
     models = [("merged", "", "", 0.1), ("featcal", "suite", "42", 0.05)]
     models.append(("featcal", "paper", "42", 0.07))
-    for (method, setting, seed, size), (i, task), (depth, block) in product(
-        models, enumerate(tasks), enumerate(blocks)
-    ):
+    cells = product(models, enumerate(tasks), enumerate(blocks))
+    for (method, setting, seed, size), (i, task), (depth, block) in cells:
         drift = size * depth * (1 + 0.05 * i)
         row = dict(method=method, setting=setting, seed=seed, task=task, block=block, count=500)
         yield shared | row | {"relative_drift": drift, "l2": 3 * drift, "cosine": 1 - drift / 3}
@@ -186,9 +185,8 @@ def _theory(shared, tasks):
 
 
 def _projection(_, tasks):
-    for task, (model_, away), i in product(
-        tasks, (("expert", 0.0), ("merged", 0.6), ("featcal", 0.2)), range(40)
-    ):
+    models = (("expert", 0.0), ("merged", 0.6), ("featcal", 0.2))
+    for task, (model_, away), i in product(tasks, models, range(40)):
         label = i % 8
         x, y = label % 4 + 0.1 * (i % 7), label // 4 + 0.1 * (i % 5)
         row = {"task": task, "model": model_, "index": i, "label": label}
@@ -221,9 +219,8 @@ def _similarity(_, tasks):
 def _vectors(shared, tasks):
     models = (("merged", "", 0.4), ("featcal", "suite", 0.2), ("featcal", "paper", 0.3))
     parts = (("backbone", 1000), ("linear", 900))
-    for (method, setting, level), (i, task), (part, count) in product(
-        models, enumerate(tasks), parts
-    ):
+    cells = product(models, enumerate(tasks), parts)
+    for (method, setting, level), (i, task), (part, count) in cells:
         row = dict(method=method, setting=setting, seed="42" if setting else "", task=task)
         row |= {"part": part, "cosine": level + 0.01 * i, "size": 1.5, "count": count}
         yield shared | row
@@ -233,9 +230,8 @@ def _budgets(shared, tasks):
     scored = {"metric": "accuracy", "count": 500}
     runs = [("merged", "", 0, "", 64.0)]
     starts = {"featcal": (76, 2), "surgery": (66, 4), "prob_surgery": (63, 6)}
-    for (step, samples), seed, (method, (at, gain)) in product(
-        enumerate((8, 64, 512)), (42, 43, 44), starts.items()
-    ):
+    cells = product(enumerate((8, 64, 512)), (42, 43, 44), starts.items())
+    for (step, samples), seed, (method, (at, gain)) in cells:
         runs.append((method, "suite", samples, seed, at + gain * step + seed % 42))
     first = {name: shared[name] for name in ("suite", "role", "pool")} | scored
     for method, setting, samples, seed, value in runs:

@@ -108,9 +108,8 @@ def write_choices(folder: Path, suite: str) -> None:
 def _sweep(shared, tasks):
     """Yield accuracy 80 at the chosen value and small λ, elsewhere 4 points less, on WUDI 8."""
     common = shared | {"method": "featcal", "metric": "accuracy", "seed": "42", "count": COUNT}
-    for (upstream, lost), (parameter, (chosen, values)) in product(
-        (("task_arithmetic", 4.0), ("wudi", 8.0)), SWEPT.items()
-    ):
+    curves = product((("task_arithmetic", 4.0), ("wudi", 8.0)), SWEPT.items())
+    for (upstream, lost), (parameter, (chosen, values)) in curves:
         for at, setting, i in product(values, ("suite", "paper"), range(len(tasks))):
             level = 80.0 if at == chosen or (parameter == "ridge" and at < 1) else 80.0 - lost
             columns = {"upstream": upstream, "parameter": parameter, "at": f"{at:g}"}

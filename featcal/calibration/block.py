@@ -11,10 +11,9 @@ from operator import add, iadd
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from featcal.calibration import features as of_features
-from featcal.calibration import observe as observing
+from featcal.calibration import features, observe
 from featcal.calibration.features import Models, TaskFeatures, features_by_task, fingerprint
-from featcal.calibration.observe import BlockMoments, BlockSpec, Site, Systems, observe
+from featcal.calibration.observe import BlockMoments, BlockSpec, Site, Systems
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.card import BlockRecord, round_digits
@@ -62,21 +61,21 @@ class Run:
 
 
 def calibrate_block(
-    run: Run, path: str, students: StudentBlocks, features: TaskFeatures
+    run: Run, path: str, students: StudentBlocks, tasks: TaskFeatures
 ) -> list[BlockRecord]:
     """Calibrate the students' block in place and move all features past it (Alg. 1, lines 3-17)."""
     models, blocks = run.models, [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):
         if spec.settings.order == "stale":
-            for task, tracks in features.items():
+            for task, tracks in tasks.items():
                 moved = (step(block, spec.stack, *before) for before in tracks.students[number])
                 stale[number, task] = SpooledList(run.spool, moved)
     token_counts: dict[str, dict[str, int]] = {}
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
-    pairs = zip(students, next(iter(features.values())).students, strict=True)
-    parts_of = [observing.block_parts(block, track[0], spec) for (block, spec), track in pairs]
+    pairs = zip(students, next(iter(tasks.values())).students, strict=True)
+    parts_of = [observe.block_parts(block, track[0], spec) for (block, spec), track in pairs]
     with ExitStack() as opened:
         base: nn.Module | None = None
         for index, turn in enumerate(max(parts_of, key=len)):
@@ -89,7 +88,7 @@ def calibrate_block(
             systems = {number: Systems() for number in parts}
             # tasks come sorted by name, so that sums do not depend on the caller's order
             for task, teacher in in_turn(models.experts, path):
-                moments = observe(blocks, teacher, features[task], parts)
+                moments = observe.observe(blocks, teacher, tasks[task], parts)
                 token_counts.setdefault(task, {}).update(next(iter(moments.values())).expert_tokens)
                 if run.solve:
                     for number, sums in moments.items():
@@ -107,12 +106,12 @@ def calibrate_block(
             for name, p in block.named_parameters():
                 p.copy_(p.to(models.student.stored[f"{path}.{name}"].dtype))
         results = {}
-        for task, tracks in features.items():
+        for task, tracks in tasks.items():
             drift = None
             if run.block_drift:
-                drift = of_features.advance_student(block, spec.stack, tracks, number)
+                drift = features.advance_student(block, spec.stack, tracks, number)
             elif spec.stack.feeds or not spec.last:
-                of_features.advance(block, spec.stack, tracks.students[number])
+                features.advance(block, spec.stack, tracks.students[number])
             if (number, task) in stale:
                 tracks.students[number] = stale[number, task]
             results[task] = drift, tracks.tokens, token_counts[task]
@@ -136,19 +135,19 @@ def block_record(
 
 
 def replay_block(
-    models: Models, path: str, students: StudentBlocks, features: TaskFeatures, solved: Solved
+    models: Models, path: str, students: StudentBlocks, tasks: TaskFeatures, solved: Solved
 ) -> None:
     """Load an earlier run's solutions and move all features past the block, with the same bits."""
     for number, ((block, spec), solution) in enumerate(zip(students, solved, strict=True)):
         stale = spec.settings.order == "stale"  # the next block sees the merged features
         if not stale:
             block.load_state_dict(solution, strict=False)
-        for task_features in features.values():
-            of_features.advance(block, spec.stack, task_features.students[number])
+        for tracks in tasks.values():
+            features.advance(block, spec.stack, tracks.students[number])
         if stale:
             block.load_state_dict(solution, strict=False)
     for task, teacher in in_turn(models.experts, path):
-        of_features.advance(teacher, students[0][1].stack, features[task].teacher)
+        features.advance(teacher, students[0][1].stack, tasks[task].teacher)
 
 
 def add_task_systems(
@@ -241,12 +240,12 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
     streams = {task: BatchStream(batches[task], models.plan, run.spool) for task in models.experts}
     task, stream = next(iter(streams.items()))
     for batch in stream.head():
-        of_features.check_plan(models.plan, task, batch, [students[0].handle])
+        features.check_plan(models.plan, task, batch, [students[0].handle])
     handles = [student.handle for student in students]
     encoder: TaskFeatures = {}
     for source, stack in models.plan.in_order:
-        features = features_by_task(models, handles, stack, streams, run.spool, source, encoder)
-        single = [task for task, tracks in features.items() if tracks.samples < 2]
+        tasks = features_by_task(models, handles, stack, streams, run.spool, source, encoder)
+        single = [task for task, tracks in tasks.items() if tracks.samples < 2]
         if single and any(student.settings.ridge == "auto" for student in students):
             raise BadBatches(single[0], 'has one sample; give two or more for ridge="auto"')
         if not students[0].blocks:  # by now all batches have been read
@@ -262,18 +261,18 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
             solved = [earlier for s in students if s.folder and (earlier := s.folder.solved(name))]
             resumed = len(solved) == len(students)
             if resumed:
-                replay_block(models, path, blocks, features, [solution for solution, _ in solved])
+                replay_block(models, path, blocks, tasks, [solution for solution, _ in solved])
                 records = [record for _, record in solved]
             else:
-                records = calibrate_block(run, path, blocks, features)
+                records = calibrate_block(run, path, blocks, tasks)
             for student, (block, spec), record in zip(students, blocks, records, strict=True):
                 student.blocks.append(record)
                 if student.folder and not resumed:
-                    student.folder.keep(name, observing.solved_parameters(block, spec), record)
+                    student.folder.keep(name, observe.solved_parameters(block, spec), record)
             seconds, start = time.perf_counter() - start, time.perf_counter()
             if run.ranks.first:
                 run.report(records, seconds, resumed)
-        encoder = of_features.encoder_outputs(models, handles, stack, features)
+        encoder = features.encoder_outputs(models, handles, stack, tasks)
     run.ranks.together()  # no rank reads a solved block before the first one has written it
 
 
@@ -281,7 +280,7 @@ class BatchStream:
     """Batches of one task, read once and, if asked, digested; kept for plans with several stacks."""
 
     def __init__(self, batches: Batches, plan: BlockPlan, spool: Spool, digested: bool = True):
-        self._batches, self._digested = iter(of_features.lasting(batches)), digested
+        self._batches, self._digested = iter(features.lasting(batches)), digested
         self.digest = Digest()
         self._kept = SpooledList(spool) if len(plan.stacks) > 1 else None
 

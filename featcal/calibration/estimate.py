@@ -8,9 +8,8 @@ Legend: d inputs · o outputs · n rows (tokens of one batch) · work in operati
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from featcal.settings import Calibration
 
 SUM, PRODUCT = 8, 4  # bytes of a value in a sum, and in a product (half precision is widened)
 LIBRARIES = 42 << 20  # bytes of host memory that torch's code takes on its first use; measured
-Students = Sequence[Calibration]  # settings of the models that are calibrated at once
+Students = list[Calibration]  # settings of the models that are calibrated at once
 EVALUATIONS = 7  # of one site's error, in the search for its λ
 
 
@@ -57,7 +56,7 @@ class SiteShape:
     linears: tuple[str, ...]
     d: int
     o: int  # of all its linears together
-    n: int  # rows that count
+    n: int  # its rows
     width: int  # columns of the cross moment: o where it is folded, else d
     reach: float
 
@@ -68,7 +67,7 @@ class BlockShape:
 
     stack: str
     sites: tuple[SiteShape, ...]  # in forward order
-    norms: tuple[float, ...]  # `reach` of each norm
+    stops: tuple[float, ...]  # `reach` of each site and norm
     weights: int
     features: int  # hidden states and arguments after the block
     inputs: int  # everything that linears and norms read
@@ -82,7 +81,7 @@ class ModelShape:
     """A model on one batch."""
 
     blocks: tuple[BlockShape, ...]
-    entry: int  # work before the first block, of all stacks
+    forward: int  # work of one pass, without heads
     weights: int
     largest: int  # weight tensor
     scores: int = 0  # of language heads, while two models' answers are compared
@@ -90,100 +89,87 @@ class ModelShape:
 
 def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     """Return a process's bytes by use on "device" (GPU), "host" and "disk"; all "operations"."""
-    passes = 0  # of single samples, for answers
-    stages = [((PAPER if job.settings == "auto" else job.settings,), job)]
+    blocks = [block.weights for block in shape.blocks]
+    stages = [([PAPER if job.settings == "auto" else job.settings], job)]
+    answers, peaks = Counter[str](), list[tuple[dict[str, int], int]]()
     if job.settings == "auto" and job.samples >= choose.FEWEST:
         few, last, held_out = (int(mask.sum()) for mask in choose.parts_of(job.samples))
-        stages = [(tuple(choose.CANDIDATES.values()), replace(job, samples=few))]
-        stages.append(((choose.STREAM,), replace(job, samples=last)))
+        stages = [([*choose.CANDIDATES.values()], replace(job, samples=few))]
+        stages.append(([choose.STREAM], replace(job, samples=last)))
         # the expert, the merged model and candidates; later the expert and the result. Without a
         # head the expert also sees the samples on which candidates are calibrated
         passes = (len(choose.CANDIDATES) + 2 + 2) * held_out + 2 * few
-    memory = [_memory(shape, *stage) for stage in stages]
-    operations = sum((Counter(_operations(shape, *stage)) for stage in stages), Counter[str]())
-    blocks = [block.weights for block in shape.blocks]
-    if passes:  # an expert and a student answer
-        forward = shape.entry + sum(block.forward for block in shape.blocks)
-        operations["answers"] = passes * job.tasks * forward // job.batch
-        weights = 2 * (shape.weights - sum(blocks) + max(blocks))
-        work = {"weights": weights, "scores": shape.scores * min(held_out, job.batch) // job.batch}
-        fixed = {"samples": job.drawn, "libraries": LIBRARIES}
-        on_host = {"device": {}, "host": work | fixed}
-        memory.append(memory[0] | ({"device": work, "host": fixed} if job.on_gpu else on_host))
-    needs = max(memory, key=lambda use: sum(use["device"].values()) + sum(use["host"].values()))
-    solved = sum(blocks) * max(len(students) for students, _ in stages)
-    needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}
-    needs["disk"]["while joining"] = shape.largest
-    return needs | {"operations": dict(operations)}
+        answers["answers"] = passes * job.tasks * shape.forward // job.batch
+        weights = 2 * (shape.weights - sum(blocks) + max(blocks))  # an expert and a student answer
+        scores = shape.scores * min(held_out, job.batch) // job.batch
+        peaks.append(({"weights": weights, "scores": scores}, 0))
+    peaks += [_peak(shape, *stage) for stage in stages]
+    most, on_device = max(waiting for _, waiting in peaks), job.device_memory * job.on_gpu
+    budget = on_device + (most if job.host_memory is None else job.host_memory)
+    work, waiting = max(peaks, key=lambda peak: sum(peak[0].values()) + min(peak[1], budget))
+    kept, in_memory = min(waiting, on_device), min(waiting, budget)
+    device, host = (work | {"waiting features": kept}, {}) if job.on_gpu else ({}, work)
+    host |= {"waiting features": in_memory - kept, "samples": job.drawn, "libraries": LIBRARIES}
+    disk = {"waiting features": max(0, most - budget)}
+    disk["solved blocks"] = sum(blocks) * max(len(students) for students, _ in stages)
+    disk |= {"calibrated model": shape.weights, "while joining": shape.largest}
+    operations = sum((_operations(shape, *stage) for stage in stages), Counter[str]()) + answers
+    return {"device": device, "host": host, "disk": disk, "operations": dict(operations)}
 
 
-def _memory(shape: ModelShape, students: Students, job: Job) -> dict[str, dict[str, int]]:
-    """Return the bytes of each use of memory at the peak, and of the features on disk."""
+def _peak(shape: ModelShape, students: Students, job: Job) -> tuple[dict[str, int], int]:
+    """Return the bytes of each use of memory at the peak, and of all features that wait."""
     tasks = -(-job.tasks // job.processes)  # of the process that has most
-    count, features = len(students), max(block.features for block in shape.blocks)
-    halves = Counter[bool]()  # systems of a site: of students that solve it alone, and of others
-    for settings in students:
-        halves[settings.order == "sites"] += 1 + (settings.ridge == "auto")
+    models, features = len(students) + 1, max(block.features for block in shape.blocks)
+    halves = [how for how in students for _ in range(2 if how.ridge == "auto" else 1)]
     outside = shape.weights - sum(block.weights for block in shape.blocks)
     moments = [{"weights": 2 * outside, "batch": 2 * features}]
-    for block in shape.blocks:
-        turns = [[(site, halves[True])] for site in block.sites if halves[True]] or [[]]
-        turns[-1] += [(site, halves[False]) for site in block.sites if halves[False]]
-        for group in filter(None, turns):
-            sums = SUM * sum(n * s.d * (s.d + s.width) for s, n in group)
-            systems = SUM * sum(n * s.d * (s.d + s.o) for s, n in group)
-            W = max(s.d * s.o for s, _ in group)  # values of the largest weight
-            added = max(s.d * max(s.d // 16, s.width) for s, _ in group)
-            added *= PRODUCT if job.on_gpu else PRODUCT + SUM
-            seeing = 2 * block.inputs + max(2 * block.widest, block.features + added)
-            adding = (PRODUCT + 2 * SUM) * W  # the expert's weight, twice, and the right side
-            for seen in {max(tasks - 2, 0), tasks - 1}:  # tasks before; one block is read ahead
-                weights = (count + 1 + (seen + 1 < tasks)) * block.weights
-                use = {"systems": systems * bool(seen), "batch": max(seeing, adding)}
-                moments.append({"weights": weights, "moments": sums} | use)
-            solving = (2 * PRODUCT + 4 * SUM) * W  # weight and anchor; the step, twice
-            if halves.total() > count:  # λ by halves: a factor of one half
-                solving += 2 * SUM * max(s.d * s.d for s, _ in group)
-            use = {"systems": systems, "solve": solving}
-            moments.append({"weights": (count + 1) * block.weights} | use)
-    work = max(moments, key=lambda parts: sum(parts.values()))
-    waiting = (count + 1) * tasks * features * job.samples // job.batch
-    device = min(waiting, job.device_memory) if job.on_gpu else 0
-    host = min(waiting - device, waiting if job.host_memory is None else job.host_memory)
-    if job.on_gpu or device + host < waiting:
-        work["batch of features"] = 2 * features
-    fixed = {"waiting features": host, "samples": job.drawn, "libraries": LIBRARIES}
-    return {
-        "device": work | {"waiting features": device} if job.on_gpu else {},
-        "host": fixed if job.on_gpu else work | fixed,
-        "disk": {"waiting features": waiting - device - host},
-    }
+    for block in (block for block in shape.blocks if block.sites):
+        widest = max(block.sites, key=lambda site: site.d)  # site by site this one takes most
+        sites = [s for how in halves for s in ([widest] if how.order == "sites" else block.sites)]
+        sums = SUM * sum(s.d * (s.d + s.width) for s in sites)
+        systems = SUM * sum(s.d * (s.d + s.o) for s in sites)
+        W = max(s.d * s.o for s in sites)  # values of the largest weight
+        # features that may wait elsewhere are copied; on a GPU a product is added as it is made
+        read = 2 * (block.inputs + features * (job.on_gpu or job.host_memory is not None))
+        added = (PRODUCT if job.on_gpu else PRODUCT + SUM) * max(s.d * s.width for s in sites)
+        adding = (PRODUCT + 2 * SUM) * W  # the expert's weight, twice, and the right side
+        batch = max(read + max(2 * block.widest, added), adding)
+        # before the last task one block is read ahead; before the second there are no systems
+        for earlier, ahead in ((tasks > 2, tasks > 1), (tasks > 1, False)):
+            use = {"weights": (models + ahead) * block.weights, "moments": sums}
+            moments.append(use | {"systems": systems * earlier, "batch": batch})
+        solving = (2 * PRODUCT + 4 * SUM) * W  # weight and anchor; the step, twice
+        if len(halves) > len(students):  # a factor of one half
+            solving += 2 * SUM * widest.d**2
+        moments.append({"weights": models * block.weights, "systems": systems, "solve": solving})
+    waiting = models * tasks * features * job.samples // job.batch
+    return max(moments, key=lambda uses: sum(uses.values())), waiting
 
 
-def _operations(shape: ModelShape, students: Students, job: Job) -> dict[str, int]:
+def _operations(shape: ModelShape, students: Students, job: Job) -> Counter[str]:
     """Count operations, 2 for one multiplication and addition."""
-    passes = products = solves = 0.0
-    by_site = any(settings.order == "sites" for settings in students)
+    outside = shape.forward - sum(block.forward for block in shape.blocks)
+    passes, products, solves = (len(students) + 1.0) * outside, 0.0, 0.0
+    by_site = any(how.order == "sites" for how in students)
     for block in shape.blocks:
         reach = [site.reach for site in block.sites]
-        furthest, separate = max((*reach, *block.norms), default=0.0), sum((*reach, *block.norms))
         # by site: a pass for each norm and site, up to its input
         block_passes, turns = (sum(reach[:-1]) + 1, len(reach)) if by_site else (1, 1)
-        for settings in students:
-            reached = separate if settings.order == "sites" else furthest
-            block_passes += reached + 1 + (settings.order == "stale")
+        for how in students:
+            seen = sum(block.stops) if how.order == "sites" else max(block.stops, default=0)
+            block_passes += seen + 1 + (how.order == "stale")
         passes += block_passes * block.forward + turns * block.routed
-        for s, settings in product(block.sites, students):
+        for s, how in product(block.sites, students):
             gram = sum((b - a) * (s.d - a) for a, b in stripes(s.d, job.on_gpu))
             products += 2 * s.n * (s.d * s.width + gram)
             # right sides; a factor, the anchor and two triangular solves
             solves += job.tasks * 2 * s.d**2 * s.o + s.d**3 // 3 + 4 * s.d**2 * s.o
-            if settings.ridge == "auto":
+            if how.ridge == "auto":
                 solves += 2 * EVALUATIONS * (s.d**3 // 3 + 4 * s.d**2 * min(s.o, PROJECTIONS))
     count = job.tasks * job.samples / job.batch
-    passes = count * ((len(students) + 1) * shape.entry + passes)
-    parts = {"forward passes": passes, "products": count * products, "solves": solves}
-    return {name: round(value) for name, value in parts.items()}
+    parts = {"forward passes": count * passes, "products": count * products, "solves": solves}
+    return Counter({name: round(value) for name, value in parts.items()})
 
 
 class _Meta(TorchDispatchMode):
@@ -206,16 +192,15 @@ def model_shape(
 ) -> ModelShape:
     """Return the shapes of one batch's pass through a model, both on meta. Raises: BadPlan."""
     settings = PAPER if method == "auto" else method
-    entry, result, shapes = 0, None, list[BlockShape]()
+    result, shapes = None, list[BlockShape]()
     eager = getattr(getattr(model, "config", None), "_attn_implementation", "eager") == "eager"
+    meta, flops = _Meta("attention_mask" in batch, eager), FlopCounterMode(display=False)
     model.requires_grad_(False)  # torch's counter follows gradients of some functions even here
     try:
-        with torch.no_grad(), unpacked(model), _Meta("attention_mask" in batch, eager) as meta:
+        with torch.no_grad(), unpacked(model), meta, flops:
             for source, stack in plan.in_order:
                 blocks, rule = blocks_of(model, stack), plan.rule(stack)
-                with FlopCounterMode(display=False) as flops:
-                    features = first_inputs(model, stack, batch, source, result)
-                entry += flops.get_total_flops()
+                features = first_inputs(model, stack, batch, source, result)
                 for block in blocks:
                     meta.widest, last = 0, block is blocks[-1]
                     shape, features = _block(block, stack, features, settings, rule, last)
@@ -227,7 +212,7 @@ def model_shape(
         way_out = "calibrate it on few samples and measure what that run takes"
         raise BadPlan(type(model).__name__, problem, way_out) from error
     sizes = [nbytes(p) for p in model.parameters()]
-    return ModelShape(tuple(shapes), entry, sum(sizes), max(sizes), scores)
+    return ModelShape(tuple(shapes), flops.get_total_flops(), sum(sizes), max(sizes), scores)
 
 
 def _scores(model: nn.Module, hidden: torch.Tensor) -> int:
@@ -245,27 +230,21 @@ def _block(
     block: nn.Module, stack: Stack, before: Features, how: Calibration, rule: TokenRule, last: bool
 ) -> tuple[BlockShape, Features]:
     """Return the shape of one block, and the features after it."""
-    tokens, all_linears = tuple(before[0].shape[:2]), solved_modules(block)[0]
     linears, norms = solved_modules(block, how.norm, how.modules)
-    captured = module_inputs(block, [*linears, *norms], others={*all_linears} - {*linears})
+    outputs = {name: len(weight_of(block.get_submodule(name))) for name in solved_modules(block)[0]}
+    captured = module_inputs(block, [*linears, *norms], others=outputs.keys() - {*linears})
     with FlopCounterMode(display=False) as flops, captured as inputs:
         out = step(block, stack, *before)
-    outputs = {name: len(weight_of(block.get_submodule(name))) for name in all_linears}
-    sites = list[SiteShape]()
-    work_before = dict[str, int]()  # by module: work of the linears that run before it
-    work = widest = 0
-    for name, x in inputs.items():
-        work_before[name], o = work, outputs.get(name, 0)
-        work += x.numel() * o
-        widest = max(widest, nbytes(x), nbytes(x) * o // x.shape[-1])
-    for names, w in shared_sites(inputs, linears, lambda name, _: rule(name, last, tokens)).items():
-        x, o = inputs[names[0]], sum(outputs[name] for name in names)
-        d, n = x.shape[-1], round(x.shape[:-1].numel() * float((w != 0).double().mean()))
-        reach = max(work_before[name] for name in names) / work
-        sites.append(SiteShape(names, d, o, n, o if o < FOLDED_SHARE * d else d, reach))
+    work = [x.numel() * outputs.get(name, 0) for name, x in inputs.items()]
+    shares = (done / max(sum(work), 1) for done in accumulate([0, *work[:-1]]))
+    reach, sites = dict(zip(inputs, shares, strict=True)), list[SiteShape]()
+    for names in shared_sites(inputs, linears, lambda n, _: rule(n, last, before[0].shape[:2])):
+        n, d = inputs[names[0]].flatten(0, -2).shape
+        o, furthest = sum(outputs[name] for name in names), max(reach[name] for name in names)
+        sites.append(SiteShape(names, d, o, n, o if o < FOLDED_SHARE * d else d, furthest))
     sites.sort(key=lambda site: site.reach)
-    norm_reach = tuple(work_before[name] / max(work, 1) for name in norms)
+    stops = [site.reach for site in sites] + [reach[name] for name in norms]
     sizes = map(nbytes, (list(block.parameters()), out, list(inputs.values())))
-    routed = sum(part.work for part in unpacked_experts(block).values())
-    measured = *sizes, widest, flops.get_total_flops(), routed
-    return BlockShape(stack.name, tuple(sites), norm_reach, *measured), out
+    widest = max(map(nbytes, inputs.values()), default=0)
+    forward, routed = flops.get_total_flops(), sum(e.work for e in unpacked_experts(block).values())
+    return BlockShape(stack.name, tuple(sites), tuple(stops), *sizes, widest, forward, routed), out

@@ -227,15 +227,12 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             files.write_json(stamp, dict(fingerprints))
 
     def solved(self, block: str) -> tuple[dict[str, Tensor], BlockRecord] | None:
-        """Return a block's parameters by name and its record; None if its file is damaged."""
-        path = self._blocks / f"{block}.safetensors"
-        if not path.is_file():
-            return None
+        """Return a block's parameters by name and its record; None without a whole file."""
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(self._blocks / f"{block}.safetensors", framework="pt") as file:
                 metadata = file.metadata() or {}
                 parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError:
+        except (FileNotFoundError, SafetensorError):
             return None
         if metadata.get("sum") != check_sum(parameters, metadata.get("record", "")):
             return None

@@ -4,7 +4,6 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,7 +86,7 @@ def calibrate(
     draws = request.draws(samples)
     if dry_run:
         return show_dry_run(request, draws, as_json)
-    result = run(request, draws)
+    result = run(request, draws, lambda folder: None)
     if result is not None:
         show_result(result, as_json)
         output.push(out, push_to_hub)
@@ -100,11 +99,12 @@ class Calibrating(Request):
     keys: options.Running
     out: Path
     settings: "CalibrationOrAuto"
-    measure: Callable[[Path], object] = lambda folder: None  # adds results to the unfinished card
 
 
-def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | None":
-    """Calibrate and write the folder with card and record; None unless in the first process."""
+def run(
+    request: Calibrating, draws: "Mapping[str, Draw]", measure: Callable[[Path], object]
+) -> "card.Result | None":
+    """Write a calibrated folder, to whose card `measure` adds; None unless in the first process."""
     import featcal
     from featcal.calibration.choose import CANDIDATES
     from featcal.calibration.ranks import current, process_device
@@ -127,7 +127,12 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | Non
     arguments |= {"base": inputs.base, "settings": request.settings, "out": request.out}
     if current().first:
         rows = {task: (draw.samples, request.counts[task]) for task, draw in sorted(draws.items())}
-        arguments["_complete"] = partial(complete, request, rows)
+
+        def finish(folder: Path, result: card.Result) -> None:
+            complete(request, rows, folder, result)
+            measure(folder)
+
+        arguments["_complete"] = finish
     with whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts:
         try:
             batches = request.batches({task: draws[task] for task in mine})
@@ -237,7 +242,6 @@ def complete(
     on_hub = [str(location.source) for _, location in locations if location.on_hub]
     models = inputs.merged, inputs.base, inputs.experts
     card.write_card(folder, card.calibration_card(*models, result, rows, on_hub))
-    request.measure(folder)
     roles = {"base": inputs.base, "merged": inputs.merged, **inputs.experts}
     if sum(map(bool, card.licences_of(roles))) > 1:
         note(f"{request.out / card.CARD}: inputs have different licences; decide which terms apply")

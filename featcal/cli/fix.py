@@ -60,13 +60,7 @@ def fix(
     keys = options.Running()
     draw = keys.draw(options.DEFAULT_SAMPLES, 42, column=column)
     names = options.classes_named(classes, inputs.data)
-    agreements: list[Agreement] = []
-
-    def measure(folder: Path) -> None:
-        agreements.extend(agreements_of({BEFORE: inputs.merged, AFTER: folder}, request, unseen))
-        add_agreements(folder, inputs, keys.split, agreements[1::2])
-
-    request = Calibrating(inputs, keys, draw, device, names, out, "auto", measure)
+    request = Calibrating(inputs, keys, draw, device, names, out, "auto")
     if short := {task: count for task, count in request.counts.items() if count < LEAST}:
         listed = ", ".join(f"{task} has {count}" for task, count in short.items())
         way_out = "featcal calibrate --preset paper calibrates with fewer, without a check"
@@ -84,7 +78,13 @@ def fix(
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {count} samples, {used}")
     unseen = request.batches(rest)
-    if (result := run(request, draws)) is None:  # another process of this run reports it
+    agreements: list[Agreement] = []
+
+    def measure(folder: Path) -> None:
+        agreements.extend(agreements_of({BEFORE: inputs.merged, AFTER: folder}, request, unseen))
+        add_agreements(folder, inputs, keys.split, agreements[1::2])
+
+    if (result := run(request, draws, measure)) is None:  # another process of this run reports it
         return None
     rows = [verdict(*pair) for pair in zip(agreements[::2], agreements[1::2], strict=True)]
     choice = result.choice

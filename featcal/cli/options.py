@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -120,16 +121,12 @@ MEANINGS = {
 
 def set_option(*defaults: Settings) -> Any:
     """Return the option --set, whose help lists the keys of these settings with their defaults."""
-    keys = ", ".join(
-        key
-        + ("" if value is None else f"={str(value).lower()}")
-        + (f" ({MEANINGS[key]})" if key in MEANINGS else "")
-        for key, value in (pair for settings in defaults for pair in settings)
-    )
-    text = (
-        f"Any other setting, also as --tokens 64; commas separate a list. Repeatable. Keys: {keys}."
-    )
-    return Option("--set", metavar="KEY=VALUE", help=text)
+    keys = []
+    for key, value in chain(*defaults):
+        default = "" if value is None else f"={str(value).lower()}"
+        keys.append(key + default + (f" ({MEANINGS[key]})" if key in MEANINGS else ""))
+    text = "Any other setting, also as --tokens 64; commas separate a list. Repeatable. Keys: "
+    return Option("--set", metavar="KEY=VALUE", help=f"{text}{', '.join(keys)}.")
 
 
 def read_set(pairs: Pairs, command: str, *defaults: S) -> tuple[Any, ...]:

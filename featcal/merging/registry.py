@@ -139,12 +139,10 @@ def methods_table() -> list[tuple[str, str, str]]:
         (call,) = function.decorator_list
         assert isinstance(call, ast.Call)
         registered = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        settings = []
-        for key, default in zip(function.args.args[1:], function.args.defaults, strict=True):
-            value = ast.unparse(default).lower().strip("'")
-            settings.append(f"{key.arg}={value}")
-        if registered.get("scale") is not None:
-            settings.append(f"scale={registered['scale']}")
+        keys = [argument.arg for argument in function.args.args[1:]]
+        defaults = [ast.unparse(value).lower().strip("'") for value in function.args.defaults]
+        settings = [f"{key}={value}" for key, value in zip(keys, defaults, strict=True)]
+        settings += [f"scale={registered['scale']}"] if "scale" in registered else []
         needs = "".join(f"; needs {key}" for key in registered.get("needs", ()))
         rows.append((name, ", ".join(settings), registered["source"] + needs))
     return rows

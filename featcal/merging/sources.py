@@ -306,9 +306,7 @@ def match_rows(
     """Return the expert's row for each of the base, (size,), by token or index; -1 for none."""
     rows = torch.arange(size)
     rows[rows >= expert_size] = -1
-    if not expert_vocabulary:
-        return rows
-    for token, row in vocabulary.items():
+    for token, row in vocabulary.items() if expert_vocabulary else ():
         if row < size:
             expert_row = expert_vocabulary.get(token, expert_size)
             rows[row] = expert_row if expert_row < expert_size else -1

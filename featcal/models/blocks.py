@@ -44,10 +44,8 @@ def hooked(handles: Sequence[RemovableHandle]) -> ExitStack:
 
 def output_hooks(module: nn.Module, names: Iterable[str], note: Callable[..., Any]) -> ExitStack:
     """Call `note` with name and output of each named module; a result replaces the output."""
-    handles = [
-        module.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out))
-        for n in names
-    ]
+    modules = ((n, module.get_submodule(n)) for n in names)
+    handles = [m.register_forward_hook(lambda _m, _a, out, n=n: note(n, out)) for n, m in modules]
     return hooked(handles)
 
 
@@ -265,10 +263,8 @@ def module_inputs(
         if name not in inputs and args and isinstance(args[0], Tensor):
             inputs.add(name, args[0])
 
-    handles = [
-        block.get_submodule(n).register_forward_pre_hook(lambda _, args, n=n: note(n, args))
-        for n in [*names, *others]
-    ]
+    modules = ((n, block.get_submodule(n)) for n in [*names, *others])
+    handles = [m.register_forward_pre_hook(lambda _, args, n=n: note(n, args)) for n, m in modules]
     with suppress(StopForward), hooked(handles):
         yield inputs
     if unseen := [name for name in names if name not in inputs]:

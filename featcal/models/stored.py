@@ -162,8 +162,7 @@ class ModelFolder:
             else:
                 surplus.append((name, tensor))
         pooler = {name for name in state if name.startswith("pooler.")}  # Swin's has no parameters
-        unstored = pooler and pooler.isdisjoint(present)
-        if unstored and load.model_class(folder) is type(self.module):
+        if pooler and not pooler & present.keys() and load.model_class(folder) is type(self.module):
             self.module.pooler = None  # encoders run without one
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
         is_buffer = load.buffer_test(self.module)

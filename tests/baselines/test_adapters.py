@@ -8,7 +8,6 @@ import checkpoints
 import pytest
 import torch
 from pydantic import PositiveFloat
-from safetensors.torch import load_file, save_file
 from test_corrections import pair, pairs
 from test_zero_shot import pictures, right_by_hand
 from tiny import experiment
@@ -80,11 +79,10 @@ def test_a_class_under_the_decorator_is_a_whole_baseline(tmp_path, monkeypatch):
     ],
 )
 def test_wrong_tensors_are_named(error, message, tensor, adapters, tmp_path):
-    path = adapters.save(tmp_path / "a") / "adapters.safetensors"
-    tensors = load_file(path) | {"dtd/up": tensor}
-    save_file({name: t for name, t in tensors.items() if t is not None}, path)
-    with pytest.raises(error, match=f"adapters.safetensors: {message}"):
-        Adapters.load(path.parent)
+    folder, file = adapters.save(tmp_path / "a"), "adapters.safetensors"
+    checkpoints.with_tensors(folder, {"dtd/up": tensor}, file)
+    with pytest.raises(error, match=f"{file}: {message}"):
+        Adapters.load(folder)
 
 
 def test_damaged_or_missing_files_are_named(adapters, tmp_path):

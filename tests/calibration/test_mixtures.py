@@ -90,12 +90,9 @@ def test_an_experts_linears_solve_the_ridge_of_its_tokens(given):
 
 def test_an_expert_with_too_few_tokens_keeps_its_anchor_and_the_router_stays(given, monkeypatch):
     monkeypatch.setattr(block_module, "FEWEST_TOKENS", 10**6)
-    result = calibrate(**given, settings=PAPER)
+    models = given["base"], given["merged"], calibrate(**given, settings=PAPER).model
     for number in range(2):
-        base, merged, ours = (
-            model.model.layers[number].mlp
-            for model in (given["base"], given["merged"], result.model)
-        )
+        base, merged, ours = (model.model.layers[number].mlp for model in models)
         for name in ("gate_up_proj", "down_proj"):
             kept = 2 * getattr(merged.experts, name) - getattr(base.experts, name)  # rho is 2
             assert torch.allclose(getattr(ours.experts, name), kept, rtol=0, atol=1e-12)
@@ -115,11 +112,9 @@ def test_folders_equal_modules_and_load_with_the_same_logits(given, tmp_path, fo
     folders |= {"experts": {task: tmp_path / task for task in "ab"}, "batches": batches}
     result = calibrate(**folders, settings=PAPER, out=tmp_path / "new")
     loaded = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "new").eval()
+    results = loaded, load_model(tmp_path / "new"), module
     with torch.no_grad():
-        logits, same, near = (
-            model(**batches["a"][0]).logits
-            for model in (loaded, load_model(tmp_path / "new"), module)
-        )
+        logits, same, near = (model(**batches["a"][0]).logits for model in results)
     assert torch.equal(logits, same) and torch.allclose(logits, near, rtol=1e-4, atol=1e-5)
     there, here = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "new"))
     assert there.keys() == here.keys()

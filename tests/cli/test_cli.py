@@ -134,6 +134,9 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*CALIBRATE, "--out", "merged/new"], "lies inside"),
         ([*CALIBRATE[:-1], "/proc/x"], "/proc/x"),
         ([*EVALUATE, "--template", "a doodle of a {}"], "a doodle of a cat"),
+        ([*MERGE[:-1], "mnist", "--force"], "a folder that is read"),
+        ([*MERGE[:-1], ".", "--force"], "a folder that is read"),
+        ([*MERGE[:-1], "images", "--force"], "not a model's folder"),
         (["inspect", "base/config.json"], "names a file"),
         (["inspect", "images"], "has a config.json"),
     ],
@@ -154,11 +157,6 @@ def test_an_existing_folder_is_only_replaced_with_force(models, capsys, command)
     assert cli.main([*command, "--force"]) == 0
     new, old = (load_vision(name).state_dict()[WEIGHT] for name in ("new", "dtd"))
     assert not torch.equal(new, old)
-
-
-@pytest.mark.parametrize("out", ["mnist", ".", "images"])
-def test_force_replaces_neither_what_is_read_nor_what_is_no_model(models, capsys, out):
-    refused([*MERGE[:-1], out, "--force"], models, capsys)
 
 
 def test_ctrl_c_ends_with_130_and_leaves_nothing_behind(models, capsys, monkeypatch):

@@ -79,8 +79,9 @@ def test_half_precision_halves_what_weights_and_features_take(llama, needs):
 
 
 def test_a_gpu_and_several_processes_share_the_memory(vision, needs, capsys):
+    paper = ["--preset", "paper"]
     memory = ["--device", "cuda", "--set", "device_memory=1KB", "--host-memory", "2KB"]
-    found, alone = needs(*memory, "--set", "ranks=2"), needs()
+    found, alone = needs(*paper, *memory, "--set", "ranks=2"), needs(*paper)
     waiting = [found[place]["waiting features"] for place in ("device", "host", "disk")]
     assert waiting[:2] == [1000, 2000] and 2 * sum(waiting) == alone["host"]["waiting features"]
     loads = {(): "256 samples, in batches of 32", ("--samples", "1"): "1 sample, in batches of 1"}
@@ -88,6 +89,12 @@ def test_a_gpu_and_several_processes_share_the_memory(vision, needs, capsys):
         assert cli.main([*PLAN, *more]) == 0
         printed = capsys.readouterr().out
         assert f"2 tasks of {load}" in printed and "host memory:" in printed
+
+
+def test_disk_is_that_of_the_stage_of_auto_in_which_most_features_wait(vision, needs):
+    on_disk = ["--host-memory", "0"]
+    auto, last = needs(*on_disk), needs(*on_disk, "--preset", "paper", "--samples", "192")
+    assert auto["disk"]["waiting features"] == last["disk"]["waiting features"]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import peft
 import pytest
 import torch
 import yaml
+from checkpoints import tensors
 from huggingface_hub import ModelCard
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from test_cli import here
 from tiny import shifted
 from torch.nn import functional as F
@@ -54,10 +55,6 @@ def command(arguments: list[str]) -> int:
 
 def calibrate(text: str) -> int:
     return command(f"calibrate --merged merged {DATA} {text}".split())
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
 
 
 def solved() -> set[str]:

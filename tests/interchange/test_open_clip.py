@@ -10,6 +10,7 @@ import checkpoints
 import open_clip
 import pytest
 import torch
+from folders import same
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, CLIPModel
 
@@ -95,13 +96,11 @@ def test_features_and_tensors_equal_open_clips_both_ways(tmp_path, cfg):
     before, after = load_file(source / WEIGHTS), load_file(written / WEIGHTS)
     older = before | {"logit_scale": before["logit_scale"].reshape(1)}
     save_file({f"module._orig_mod.{n}": t for n, t in older.items()}, source / WEIGHTS)
-    again = read_open_clip(source).state_dict()
-    assert all(torch.equal(tensor, again[name]) for name, tensor in ours.state_dict().items())
+    assert same(read_open_clip(source), ours)
     save_file({name: tensor.half() for name, tensor in before.items()}, source / WEIGHTS)
     in_half = read_open_clip(source).visual_projection.weight
     assert torch.equal(in_half, ours.visual_projection.weight.half().float())
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same(before, after)
     assert (written / WEIGHTS).stat().st_mode == (written / CONFIG).stat().st_mode
 
 
@@ -194,12 +193,6 @@ def broken(ready, tmp_path):
     return Path(shutil.copytree(ready, tmp_path / "broken"))
 
 
-def rewrite(folder, **tensors):
-    """Replace tensors of the weights; None removes one."""
-    state = load_file(folder / WEIGHTS) | tensors
-    save_file({n: t for n, t in state.items() if t is not None}, folder / WEIGHTS)
-
-
 @pytest.mark.parametrize(
     ("name", "tensor", "error"),
     [
@@ -211,7 +204,7 @@ def rewrite(folder, **tensors):
     ],
 )
 def test_weights_that_do_not_fit_their_configuration_are_named(broken, name, tensor, error):
-    rewrite(broken, **{name: tensor})
+    checkpoints.with_tensors(broken, {name: tensor}, WEIGHTS)
     with pytest.raises(error, match=rf"{WEIGHTS}.*{name}"):
         read_open_clip(broken)
 
@@ -264,7 +257,7 @@ DAMAGE = {
     "pickle": lambda folder: (folder / WEIGHTS).rename(folder / "open_clip_pytorch_model.bin"),
     "cut short": lambda folder: os.truncate(folder / WEIGHTS, 100),
     "longest": lambda folder: (folder / CONFIG).write_text(LONGEST),
-    "logit_scale": lambda folder: rewrite(folder, logit_scale=None),
+    "logit_scale": lambda folder: checkpoints.with_tensors(folder, {"logit_scale": None}, WEIGHTS),
 }
 
 

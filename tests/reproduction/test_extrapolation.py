@@ -40,10 +40,8 @@ def test_rho_nowhere_and_everywhere_are_the_library_s_calibrations(solved, varia
 
 def first_weights(model):
     """Weights of the first block's linears, whose inputs no variant has changed yet."""
-    block = model.encoder.layers[0]
-    return {
-        n: m.weight.detach() for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)
-    }
+    modules = model.encoder.layers[0].named_modules()
+    return {n: m.weight.detach() for n, m in modules if isinstance(m, torch.nn.Linear)}
 
 
 def test_steps_below_and_above_add_up_to_the_step_of_all_weights_and_share_no_direction(solved):
@@ -52,9 +50,8 @@ def test_steps_below_and_above_add_up_to_the_step_of_all_weights_and_share_no_di
     assert all(0 < share < 1 for share in shares["0.05"].values())
     moved = 0.0
     for linear, W in weights["nowhere"].items():
-        below, above, total = (
-            weights[name][linear] - W for name in ("below", "above", "weights")
-        )  # (o, d)
+        # all (o, d)
+        below, above, total = (weights[n][linear] - W for n in ("below", "above", "weights"))
         torch.testing.assert_close(below + above, total, rtol=0, atol=1e-9)
         assert float((below @ above.T).norm()) < 1e-9 * float(total.norm()) ** 2 + 1e-12
         moved = max(moved, float(below.norm()), float(above.norm()))

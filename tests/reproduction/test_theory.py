@@ -86,11 +86,8 @@ def test_a_bound_that_is_too_small_shows_negative_room():
 def test_the_constant_of_cosines_is_taken_where_the_segment_is_nearest_to_the_origin():
     h = drift.ScoreHead(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), 1.0)
     start, end = torch.tensor([[[1.0, -1.0]], [[1.0, 1.0]]], dtype=torch.float64)
-    assert float(drift.cosine_constant(h, start, 2 * end)) > float(
-        drift.cosine_constant(h, start, start)
-    )
-    # the nearest point is (1, 0)
-    assert float(drift.cosine_constant(h, start, end)) == pytest.approx(1.0)
+    far, still, nearest = (float(drift.cosine_constant(h, start, x)) for x in (2 * end, start, end))
+    assert far > still and nearest == pytest.approx(1.0)  # the nearest point is (1, 0)
 
 
 def linear_and_sources():

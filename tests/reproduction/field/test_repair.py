@@ -160,9 +160,8 @@ def test_conv1d_weights_are_calibrated_as_outputs_by_inputs():
 
 
 def test_svc_follows_the_mergers_that_a_source_applies_it_after():
-    study = SimpleNamespace(
-        pool="8", trained=(), comparison=SimpleNamespace(setting="suite"), seed=1
-    )
+    comparison = SimpleNamespace(setting="suite")
+    study = SimpleNamespace(pool="8", trained=(), comparison=comparison, seed=1)
     models = [FieldStudy.models(study, name, Path("out")) for name in ("ties", "lot")]
     after = {model.name for specs in models for model in specs}
     assert "ties/svc" in after and "lot/svc" not in after and "lot/featcal" in after

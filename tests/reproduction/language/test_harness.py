@@ -87,12 +87,11 @@ def test_the_harness_own_entry_scores_the_same(exact, monkeypatch):
     answering = model()
     test = local_test("a", rows([*reply(answering)[:5], "?", "?", "?"]), "letter", NEW)
     actual = score_tests(answering, texts(), {"a": test}, 3)["a"][0]
-    seeds = {f"{name}_random_seed": None for name in ("numpy", "torch")} | {"random_seed": None}
+    how = {f"{name}_random_seed": None for name in ("numpy", "torch")} | {"random_seed": None}
     with harness.silent():
         reader = harness._language_model(answering, texts(), 3)
-        expected = evaluator.simple_evaluate(
-            reader, tasks=[test.task], task_manager=TaskManager(include_defaults=False), **seeds
-        )
+        how["task_manager"] = TaskManager(include_defaults=False)
+        expected = evaluator.simple_evaluate(reader, tasks=[test.task], **how)
     assert actual == 100 * expected["results"]["a"][test.metric] == 62.5
 
 

@@ -94,9 +94,8 @@ def rehearsal(tmp_path_factory):
     """Serve one size of each family, without a login, for a project in which nothing has run."""
     folder = tmp_path_factory.mktemp("rehearsal")
     project = short_project(folder / "project")
-    repositories = paper_hub(
-        folder / "hub", POOLS[8], ("base-patch32",), ("large",), ("Llama-3.2-3B-Instruct",)
-    )
+    sizes = ("base-patch32",), ("large",), ("Llama-3.2-3B-Instruct",)
+    repositories = paper_hub(folder / "hub", POOLS[8], *sizes)
     with HubServer(repositories, gated(repositories)) as hub:
         environment = hub.environment(folder / "home") | punkt_tab(folder / "nltk_data")
         environment |= {"HF_ALLOW_CODE_EVAL": "1", "OMP_NUM_THREADS": "1"}

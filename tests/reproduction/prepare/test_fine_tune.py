@@ -68,14 +68,11 @@ def test_an_expert_of_images_is_that_of_a_plain_loop():
         epoch, turn = divmod(step, 3)
         order = np.random.default_rng([7, crc32(b"a"), epoch]).permutation(24)
         indices = order[8 * turn : 8 * turn + 8]
-        optimiser.param_groups[0]["lr"] = (
-            0.03 * min(1, (step + 1) / 3) * (1 + math.cos(math.pi * step / 12)) / 2
-        )
+        rate = 0.03 * min(1, (step + 1) / 3) * (1 + math.cos(math.pi * step / 12)) / 2
+        optimiser.param_groups[0]["lr"] = rate
         expected.zero_grad()
-        labels = torch.from_numpy(images.labels[indices])
-        F.cross_entropy(
-            scores(expected, torch.from_numpy(images.pixels[indices])), labels
-        ).backward()
+        pixels, labels = (torch.from_numpy(a[indices]) for a in (images.pixels, images.labels))
+        F.cross_entropy(scores(expected, pixels), labels).backward()
         torch.nn.utils.clip_grad_norm_(learning, 1.0)
         optimiser.step()
     actual = fine_tune(model, HEADS, {"a": images}, SHORT, 7)

@@ -72,9 +72,8 @@ def test_what_does_not_generate_or_has_nothing_to_learn_is_refused(tmp_path):
 def test_a_merged_adapter_is_what_pefts_own_forward_computes(tmp_path):
     peft = pytest.importorskip("peft")
     path, out = folder(tmp_path / "t5", "t5"), tmp_path / "adapters"
-    settings = FineTuneText(
-        steps=10, lr=1e-2, batch=8, lora=Lora(rank=4, alpha=8, modules=("q", "v"))
-    )
+    lora = Lora(rank=4, alpha=8, modules=("q", "v"))
+    settings = FineTuneText(steps=10, lr=1e-2, batch=8, lora=lora)
     dense = fine_tune_text(path, TAUGHT, settings, "rte", 0, adapters=out)
     adapted = peft.PeftModel.from_pretrained(load_model(path), str(out))
     ids = torch.arange(3, 23).view(2, 10)

@@ -45,10 +45,8 @@ def written(state: dict[str, torch.Tensor]) -> bytes:
     for number, (name, value) in enumerate(state.items()):
         if value.ndim == 2:
             module, label = name.removesuffix(".weight").replace(".", "/"), f"onnx::MatMul_{number}"
-            tensors[label] = value.T
-            graph += field(
-                1, field(1, "x") + field(1, label) + field(3, f"/backbone/{module}/MatMul")
-            )
+            tensors[label], node = value.T, field(3, f"/backbone/{module}/MatMul")
+            graph += field(1, field(1, "x") + field(1, label) + node)
         else:
             tensors[f"backbone.{name}"] = value
     for name, value in {**tensors, "decoder.weight": np.ones((2, 2), np.float32)}.items():

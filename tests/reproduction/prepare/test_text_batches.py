@@ -102,11 +102,9 @@ def test_what_is_read_is_what_counts(tmp_path, texts):
 
 
 def test_the_draw_is_of_the_seed_and_takes_what_there_is(tmp_path, texts):
-    base = folder(tmp_path / "t5", "t5")
-    ids = [
-        text_batches(base, texts, "a", n, seed, 8, Reading())[0]["input_ids"]
-        for n, seed in ((4, 1), (4, 1), (4, 2), (99, 1))
-    ]
+    base, draws = folder(tmp_path / "t5", "t5"), ((4, 1), (4, 1), (4, 2), (99, 1))
+    batches = [text_batches(base, texts, "a", n, seed, 8, Reading())[0] for n, seed in draws]
+    ids = [batch["input_ids"] for batch in batches]
     assert torch.equal(ids[0], ids[1]) and not torch.equal(ids[0], ids[2])
     assert [len(batch) for batch in ids] == [4, 4, 4, 8]
 

@@ -24,9 +24,8 @@ text_of = cache(artifact.text)
 
 
 def test_artifact_md_is_what_results_and_claims_say_now():
-    assert (ROOT / "ARTIFACT.md").read_text("utf-8") == text_of("mini"), (
-        "write it again: dvc repro artifact"
-    )
+    written = (ROOT / "ARTIFACT.md").read_text("utf-8")
+    assert written == text_of("mini"), "write it again: dvc repro artifact"
 
 
 def test_every_headline_claim_stands_in_it_once_with_a_page_that_has_a_stage():
@@ -43,9 +42,8 @@ def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
         record = json.loads((RESULTS / f"scores/{role}-glue/run.json").read_text())
         seconds = record["seconds"] | seconds
     assert artifact.minutes("mini", ["page@table03"]) == f"{sum(seconds.values()) / 60:.0f}"
-    assert "prepare@clip_b32-8" in artifact.upstream()["page@table10"], (
-        "experts of smaller pools are in the larger ones"
-    )
+    # experts of smaller pools are in the larger ones
+    assert "prepare@clip_b32-8" in artifact.upstream()["page@table10"]
 
 
 def test_it_counts_the_minutes_of_what_make_runs():

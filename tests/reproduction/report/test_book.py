@@ -95,9 +95,8 @@ def test_no_link_of_the_site_leads_nowhere(site):
 
 
 def test_the_link_test_can_fail(tmp_path):
-    (tmp_path / "a.html").write_text(
-        '<a href="b.html#there"> <a href="#gone"> <a href="https://c">'
-    )
+    links = '<a href="b.html#there"> <a href="#gone"> <a href="https://c">'
+    (tmp_path / "a.html").write_text(links)
     (tmp_path / "b.html").write_text('<h1 id="there"> <a href="a.html#there"> <img src="no.svg">')
     result = broken(tmp_path, sorted(tmp_path.glob("*.html")))
     assert result == ["a.html: #gone", "b.html: a.html#there", "b.html: no.svg"]

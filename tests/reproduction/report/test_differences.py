@@ -27,9 +27,8 @@ def record(path):
 
 
 CHOICE = record("results/mini/choice.json")
-TUNED = {
-    role: FEATCAL[role]["suite"] for role in ("clip_b32", "flan_t5_base", "llama_3b", "minilm")
-}
+ROLES = ("clip_b32", "flan_t5_base", "llama_3b", "minilm")
+TUNED = {role: FEATCAL[role]["suite"] for role in ROLES}
 
 
 def all_of(roles, *keys):
@@ -76,11 +75,8 @@ def test_tuned_settings_are_those_chosen_and_where_it_is_said_at_an_end_of_their
         used = TUNED[key.rpartition("-")[0]]
         averages = {name: value for name, value in choice["averages"].items() if name != "merged"}
         best = max(averages, key=averages.get)
-        assert (
-            best
-            == choice["best"]
-            == "ridge {ridge:g}, interpolation {interpolation:g}".format(**used)
-        )
+        setting = "ridge {ridge:g}, interpolation {interpolation:g}".format(**used)
+        assert best == choice["best"] == setting
         assert used["interpolation"] == min(float(name.rsplit(" ", 1)[1]) for name in averages)
 
 
@@ -97,9 +93,8 @@ def test_the_settings_of_the_real_encoder_are_the_best_mean_over_the_mergers():
 
 def test_frozen_parts_norms_and_features_of_adapters():
     assert FineTune().frozen == ("embeddings", "pre_layrnorm")
-    assert {FEATCAL[role][word]["norm"] for role in T5 + LLAMA for word in ("suite", "paper")} == {
-        False
-    }
+    settings = [FEATCAL[role][word] for role in T5 + LLAMA for word in ("suite", "paper")]
+    assert {own["norm"] for own in settings} == {False}
     run = record("results/mini/cost/clip_b32-8/run.json")["settings"]["comparison"]
     assert (run["surgery"]["features"], run["prob_surgery"]["features"]) == ("unit", "raw")
     assert {METHODS[name]["features"] for name in ("surgery_text", "prob_text")} == {"raw"}

@@ -24,9 +24,8 @@ def project(tmp_path, monkeypatch):
 def write_as_printed(folder, role, pool, number, moved=None):
     """Write the paper's corrected values of one table as scores, some of them moved."""
     frame = paper.corrected_table(number)
-    frame = (
-        frame[frame["model"] == paper.PAPER_MODELS[role]] if frame["model"].nunique() > 1 else frame
-    )
+    if frame["model"].nunique() > 1:
+        frame = frame[frame["model"] == paper.PAPER_MODELS[role]]
     shared = {"suite": "paper", "role": role, "pool": pool, "metric": "accuracy", "count": 10**7}
     rows = []
     for _, cell in frame[frame["task"] != paper.AVERAGE].iterrows():
@@ -91,11 +90,8 @@ def test_the_paper_s_own_seeds_count_where_it_repeats_an_experiment(project):
 def test_every_page_of_values_says_what_is_reproduced_and_how_many(project, experiment, number):
     role, pool = experiment[0], experiment[1].strip()
     write_as_printed(project, role, pool, number)
-    compared = cells(role, pool, number)
-    assert (
-        len(compared)
-        >= 0.8 * len(paper.paper_table(number)) / paper.paper_table(number)["model"].nunique()
-    )
+    compared, table = cells(role, pool, number), paper.paper_table(number)
+    assert len(compared) >= 0.8 * len(table) / table["model"].nunique()
     text = against_printed(Evidence("paper", role, pool), number)
     assert f"of {len(compared)} values reproduced as printed" in text
 

@@ -78,9 +78,8 @@ def touched(settings: dict[str, Any]) -> frozenset[str]:
     """Return the stages that read a setting that differs from params.yaml."""
     graph = resolved()
     entries = {entry for _, reads in graph.nodes.data("reads") for entry in reads}
-    differing = {
-        e for e in entries if at(tuple(e.split(".")), settings) != at(tuple(e.split(".")), SETTINGS)
-    }
+    paths = {entry: tuple(entry.split(".")) for entry in entries}
+    differing = {e for e, path in paths.items() if at(path, settings) != at(path, SETTINGS)}
     return frozenset(stage for stage, reads in graph.nodes.data("reads") if differing & set(reads))
 
 

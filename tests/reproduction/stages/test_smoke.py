@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from checkpoints import tensors
 from PIL import Image
 from resolved import entry
 from smoke_graph import (
@@ -151,15 +152,11 @@ def test_every_control_has_a_score_on_every_task(graph, read):
 
 
 def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(graph):
-    from safetensors.torch import load_file
-
     context = load_context(graph[0])
     blend = context.experiments.studies["ablate"]["clip_b32-8"].featcal.anchor_blend
     anchor = rescale(Setup(context, "clip_b32", 8), "task_arithmetic", blend).state_dict()
-    base, merged = (
-        load_file(graph[0] / "outputs/smoke" / folder / "model.safetensors")
-        for folder in ("prepared/clip_b32-8/base", "merged/clip_b32-8/task_arithmetic")
-    )
+    folders = ("prepared/clip_b32-8/base", "merged/clip_b32-8/task_arithmetic")
+    base, merged = (tensors(graph[0] / "outputs/smoke" / folder) for folder in folders)
     assert blend > 1 and base.keys() <= anchor.keys()
     for name, weight in base.items():
         expected = weight.double() + blend * (merged[name].double() - weight.double())
@@ -173,10 +170,8 @@ def test_damaged_images_leave_scores_of_every_method_and_examples(graph, read):
     expected = crossed(methods, ("motion_blur", "fog"), TASKS)
     assert keys(rows, "method", "setting", "corruption", "task") == expected
     examples = read("corrupted/clip_b32-8/corrupted.examples.csv", results.EXAMPLES)
-    kinds = ("clean", "motion_blur", "fog")
-    assert [(row["task"], row["corruption"]) for row in examples] == [
-        ("svhn", kind) for kind in kinds
-    ]
+    shown = [("svhn", kind) for kind in ("clean", "motion_blur", "fog")]
+    assert [(row["task"], row["corruption"]) for row in examples] == shown
     with Image.open(graph[0] / "results/smoke/corrupted/clip_b32-8/corrupted.examples.png") as png:
         assert png.size == (3 * 32, 32)
 

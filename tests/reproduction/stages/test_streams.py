@@ -76,11 +76,9 @@ def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(c
 
 def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
     _, images = context
-    none = streams.SampleStream(
-        replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4
-    )
+    images = replace(images, pixels=images.pixels[:0], labels=images.labels[:0])
     message = r"batches\['dtd'\]: is empty; an adapter needs at least one sample"
-    for batches in (none, []):
+    for batches in (streams.SampleStream(images, 4), []):
         with pytest.raises(BadBatches, match=message):
             samples_of("dtd", batches)
 
