@@ -138,11 +138,6 @@ class Drift:
         return sqrt(self.difference / self.reference) if self.reference else nan
 
     @property
-    def l2(self) -> float:
-        """Return the mean of ‖h − h_exp‖₂ over rows, or nan without rows."""
-        return self.distance / self.count if self.count else nan
-
-    @property
     def cosine(self) -> float:
         """Return the mean of cos(h, h_exp) over rows, or nan without rows."""
         return self.cosines / self.count if self.count else nan
