@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, normalize, pad
 
-from featcal.calibration.features import NO_SAMPLES, Models, lasting
+from featcal.calibration.features import NO_SAMPLES, Models
 from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.moments import token_weights
@@ -118,7 +118,7 @@ def split(batches: TaskBatches, models: Models, spool: Spool) -> dict[str, tuple
     """Return each task's parts, or None if one has too few. Iterators are read into the spool."""
     parts = {}
     for task, expert in models.experts.items():
-        task_batches = lasting(batches[task])
+        task_batches = of_batches.lasting(batches[task])
         if not isinstance(task_batches, Sequence):
             task_batches = SpooledList(spool, task_batches)
         for number, batch in enumerate(task_batches):

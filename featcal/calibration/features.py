@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 from transformers.pytorch_utils import Conv1D
 
 from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
@@ -149,14 +148,6 @@ def plain_module(module: nn.Module) -> nn.Module:
             problem = f"{name} computes its weight, as after pruning"
             raise BadPlan(type(plain).__name__, problem, "give the model as it was before that")
     return plain
-
-
-def lasting(batches: Batches) -> Batches:
-    """Return batches that stay as they are: an iterator may fill the same tensors again."""
-    if isinstance(batches, Sequence):
-        return batches
-    copies = (dict(batch) if isinstance(batch, Mapping) else batch for batch in batches)
-    return (tree_map_only(Tensor, Tensor.clone, batch) for batch in copies)
 
 
 def check_plan(plan: BlockPlan, task: str, batch: Batch, handles: Sequence[ModelHandle]) -> Batch:
