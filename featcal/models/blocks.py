@@ -93,6 +93,7 @@ def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by the names and in the order of the module's forward."""
+    module = getattr(module, "_orig_mod", module)  # of torch.compile
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
     bound.pop(next(iter(bound)))  # self
     extra = bound.pop("kwargs", {})
