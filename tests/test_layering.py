@@ -33,7 +33,7 @@ KNOWN = {"experiments", "results"}
 REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may import the library
     "reproduction": set(),
     "experiments": {"results"},
-    "theory": {"engine.context", "engine.samples", "results"},
+    "theory": {"engine.context", "engine.features", "engine.samples", "results"},
     "report": {"results"},
     "results": set(),
     "language": {"prepare", "mini"},

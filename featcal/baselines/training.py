@@ -22,6 +22,7 @@ from featcal.errors import BadBatches, BadSetting, Diverged, counted
 from featcal.models import batch as of_batches
 from featcal.models.batch import Batch, Batches, Head, Model, TaskBatches, single_samples
 from featcal.models.load import evaluation_mode, load_as_calibrated, torch_device
+from featcal.models.lora import unwrapped
 from featcal.settings import require
 
 REPORT_EVERY = 100  # steps
@@ -149,8 +150,9 @@ def pair_of(task: str, merged: Tensor, expert: Tensor, sizes: Tensor) -> Pair:
 
 
 def as_module(model: Model, device: Device) -> nn.Module:
-    """Return a module as it is; load a folder onto the device (for CLIP its vision tower)."""
+    """Return a module unwrapped; load a folder onto the device (for CLIP its vision tower)."""
     device = torch_device(device or "cpu")
+    model = unwrapped(model)
     return model if isinstance(model, nn.Module) else load_as_calibrated(model).to(device)
 
 
@@ -280,7 +282,7 @@ def train(
             noise = None
             if settings.noisy:  # drawn on the CPU: the same on every device
                 draws = [
-                    torch.randn(len(pair.merged), merged.shape[-1], generator=generators[task])
+                    torch.randn(pair.merged.shape, generator=generators[task], dtype=torch.float32)
                     for task, pair in step.items()
                 ]
                 noise = pad_sequence(draws, batch_first=True).to(merged)
@@ -305,7 +307,7 @@ def first_weights(settings: Training, step: Pairs, seed: int) -> dict[str, nn.Pa
     """Return initial weights of all tasks, (T, …): the first uniform in ±1/√d, the others 0."""
     example = next(iter(step.values())).merged
     shapes = settings.shapes(example.shape[-1])
-    stacks = {name: torch.zeros(len(step), *shape) for name, shape in shapes.items()}
+    stacks = {n: torch.zeros(len(step), *s, dtype=torch.float32) for n, s in shapes.items()}
     for task, weight in zip(step, next(iter(stacks.values())), strict=True):
         draws = generator(task, "initialisation", seed)
         nn.init.kaiming_uniform_(weight, a=5**0.5, generator=draws)

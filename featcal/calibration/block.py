@@ -22,7 +22,7 @@ from featcal.core.norm import norm_ridge_by_halves, norm_system, solve_norm
 from featcal.core.ridge import anchor, eliminate_bias, ridge_by_halves, solve_ridge, task_halves
 from featcal.errors import BadBatches, BadCapture, SingularGram
 from featcal.models import modules
-from featcal.models.batch import Batch, Batches, TaskBatches
+from featcal.models.batch import Batch, Batches, TaskBatches, lasting
 from featcal.models.blocks import step
 from featcal.models.modules import side_by_side, solved_modules
 from featcal.models.plan import BlockPlan, Stack, blocks_of
@@ -280,7 +280,7 @@ class BatchStream:
     """Batches of one task, read once and, if asked, digested; kept for plans with several stacks."""
 
     def __init__(self, batches: Batches, plan: BlockPlan, spool: Spool, digested: bool = True):
-        self._batches, self._digested = iter(features.lasting(batches)), digested
+        self._batches, self._digested = iter(lasting(batches)), digested
         self.digest = Digest()
         self._kept = SpooledList(spool) if len(plan.stacks) > 1 else None
 

@@ -14,7 +14,7 @@ one for every token.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import Any, Literal
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, normalize, pad
 
-from featcal.calibration.features import NO_SAMPLES, Models, lasting
+from featcal.calibration.features import NO_SAMPLES, Models
 from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.moments import token_weights
@@ -31,9 +31,9 @@ from featcal.core.precision import SUM_DTYPE, wide
 from featcal.errors import BadBatches, BadCapture, BadFile, NotFinite, UnknownKey
 from featcal.models import batch as of_batches
 from featcal.models.batch import Batch, Batches, TaskBatches, sample_count, token_mean
-from featcal.models.blocks import StopForward, model_call, output_hooks
+from featcal.models.blocks import last_outputs, model_call
 from featcal.models.load import evaluation_mode
-from featcal.models.plan import BlockPlan, blocks_of, plan_for
+from featcal.models.plan import BlockPlan, plan_for
 from featcal.models.sentences import Sentences
 from featcal.models.streamed import ModelHandle, StreamedModel
 from featcal.settings import Calibration, require
@@ -118,7 +118,7 @@ def split(batches: TaskBatches, models: Models, spool: Spool) -> dict[str, tuple
     """Return each task's parts, or None if one has too few. Iterators are read into the spool."""
     parts = {}
     for task, expert in models.experts.items():
-        task_batches = lasting(batches[task])
+        task_batches = of_batches.lasting(batches[task])
         if not isinstance(task_batches, Sequence):
             task_batches = SpooledList(spool, task_batches)
         for number, batch in enumerate(task_batches):
@@ -250,21 +250,6 @@ def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]
     final = choose(by_task, {FINAL: choice.settings or Calibration()})
     divergence = {**choice.divergence, **{n: d for n, d in final.divergence.items() if n == FINAL}}
     return replace(final if final.chosen == MERGED else choice, divergence=divergence)
-
-
-@contextmanager
-def last_outputs(model: nn.Module, plan: BlockPlan, stop: bool) -> Iterator[dict[str, Tensor]]:
-    """Capture the output (batch, tokens, d) of each stack's last block, then `stop` the forward."""
-    outputs: dict[str, Tensor] = {}
-    names = {f"{s.blocks}.{len(blocks_of(model, s)) - 1}": s.name for s in plan.stacks}
-
-    def note(path: str, output: Any) -> None:
-        outputs[names[path]] = output if isinstance(output, Tensor) else output[0]
-        if stop and len(outputs) == len(names):
-            raise StopForward
-
-    with suppress(StopForward), output_hooks(model, names, note):
-        yield outputs
 
 
 @dataclass(frozen=True)

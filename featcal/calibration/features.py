@@ -12,19 +12,17 @@ from typing import Literal
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
-from transformers.pytorch_utils import Conv1D
 
 from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.core.moments import Drift
 from featcal.core.precision import FLOATS
-from featcal.errors import BadBatches, BadPlan
+from featcal.errors import BadBatches
 from featcal.models import batch as of_batches
 from featcal.models import load
 from featcal.models.batch import Batch, Batches, Model, TaskBatches, check_batch, naming
 from featcal.models.blocks import check_replay, first_inputs, stack_output, step
 from featcal.models.checkpoint import is_adapter
-from featcal.models.lora import dense_model, without_adapters
+from featcal.models.lora import copied, dense_model, without_adapters
 from featcal.models.modules import check_blocks, is_solvable_norm, solved_modules
 from featcal.models.plan import BlockPlan, Stack, plan_for
 from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
@@ -94,8 +92,8 @@ def open_models(
         return StreamedModel(folder, paths, dtype, target, like=like)
 
     if isinstance(merged, nn.Module):
-        original: ModelHandle = InMemoryModel(plain_module(merged))
-        student: ModelHandle = InMemoryModel(copy.deepcopy(original.module))
+        original: ModelHandle = InMemoryModel(without_adapters(merged))
+        student: ModelHandle = InMemoryModel(copied(original.module))
     else:
         original = student = streamed(merged)
         if whole:
@@ -105,7 +103,7 @@ def open_models(
     def opened(model: Model) -> ModelHandle:
         """Return the base or an expert; only its tower if its head differs from the student's."""
         if isinstance(model, nn.Module):
-            plain = plain_module(model)
+            plain = without_adapters(model)
             tower = getattr(plain, "base_model", plain)
             return InMemoryModel(tower if type(tower) is kind else plain)
         model_kind = load.model_class(model)
@@ -118,6 +116,8 @@ def open_models(
     handles = dict(zip(names, (student, *others), strict=True))
     # outside of blocks the number of rows (of a vocabulary, of a head's classes) may differ
     require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
+    float64 = [n for n, h in handles.items() if next(h.module.parameters()).dtype == torch.float64]
+    require(len(float64) in (0, len(handles)), "models in float64", float64, "must be all or none")
     for name, handle in handles.items():
         handle.check_finite(name)
         loaded = type(handle.module)
@@ -139,24 +139,6 @@ def open_models(
     check_blocks(student.module, plan, used.norm, used.modules)
     expert_handles = dict(zip(experts, others[1:], strict=True))
     return Models(student, original, others[0], expert_handles, plan, target, dtype, used)
-
-
-def plain_module(module: nn.Module) -> nn.Module:
-    """Return a module without adapters and wrappers. Raises: BadPlan for parts it cannot solve."""
-    plain: nn.Module = without_adapters(module)
-    for name, part in plain.named_modules():
-        if isinstance(part, nn.Linear | Conv1D) and not isinstance(part.weight, nn.Parameter):
-            problem = f"{name} computes its weight, as after pruning"
-            raise BadPlan(type(plain).__name__, problem, "give the model as it was before that")
-    return plain
-
-
-def lasting(batches: Batches) -> Batches:
-    """Return batches that stay as they are: an iterator may fill the same tensors again."""
-    if isinstance(batches, Sequence):
-        return batches
-    copies = (dict(batch) if isinstance(batch, Mapping) else batch for batch in batches)
-    return (tree_map_only(Tensor, Tensor.clone, batch) for batch in copies)
 
 
 def check_plan(plan: BlockPlan, task: str, batch: Batch, handles: Sequence[ModelHandle]) -> Batch:

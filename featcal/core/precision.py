@@ -50,12 +50,13 @@ def exact_products() -> Iterator[None]:
     cpu, gpu = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
     on_cpu = torch.get_default_device().type == "cpu"  # a caller's other one is not for our sums
     device = nullcontext() if on_cpu else torch.device("cpu")
-    gradients = torch.is_grad_enabled()  # inference_mode(False) alone turns them on
+    grads = torch.is_grad_enabled()  # inference_mode(False) alone turns them on
+    eager = torch.compiler.set_stance("force_eager")  # compiled modules lose what hooks note
     try:
         torch.set_float32_matmul_precision("highest")
         for part, name, value in exact:
             setattr(part, name, value)
-        with cpu, gpu, device, torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        with cpu, gpu, device, eager, torch.inference_mode(False), torch.set_grad_enabled(grads):
             yield
     finally:
         torch.set_float32_matmul_precision(older)

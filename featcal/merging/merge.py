@@ -1,6 +1,5 @@
 """The public function `merge`: modules or folders in, a module or a folder out."""
 
-import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,9 +22,9 @@ from featcal.merging.registry import MergeJob, Method, NamedTensors, method_name
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
 from featcal.models import load
-from featcal.models.batch import Model, TaskBatches
+from featcal.models.batch import Model, TaskBatches, check_experts
 from featcal.models.checkpoint import all_finite, encodes_sentences, is_adapter, read_safetensors
-from featcal.models.lora import untied_config, unwrapped, without_adapters
+from featcal.models.lora import copied, untied_config, unwrapped, without_adapters
 from featcal.models.sentences import merge_modules
 from featcal.models.stored import ModelCheckpoint
 from featcal.models.streamed import require_same_configs
@@ -107,7 +106,7 @@ class Form:
     def module(self) -> nn.Module:
         """Return a new module that holds `merged` unrounded; `untied` names are no longer tied."""
         if isinstance(self.model, nn.Module):
-            module: Any = copy.deepcopy(self.model).eval()
+            module: Any = copied(self.model).eval()
         else:
             module = load.load_vision(self.model) if self.part else load.load_model(self.model)
         for name in self.untied:
@@ -277,11 +276,12 @@ def open_merge(
     progress = progress or (lambda line: None)
     valid = isinstance(experts, Mapping | Sequence) and not isinstance(experts, str)
     require(valid, "merge.experts", type(experts).__name__, "must be a dictionary or a list")
-    require(len(experts) > 0, "merge.experts", experts, "must hold at least one expert")
     if not isinstance(experts, Mapping):
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
+    check_experts(experts, "merge.experts")
     experts = {task: unwrapped(expert) for task, expert in experts.items()}
-    form = Form.of(without_adapters(base), experts)
+    plain = without_adapters(base) if isinstance(base, nn.Module) else base
+    form = Form.of(plain, experts)
     opened = {"": form.source}  # by task, the base under ""
     for task, expert in sorted(experts.items()):
         label = f"expert {task!r}"

@@ -4,13 +4,14 @@ n samples · d width of a feature · p width of a projected one.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from featcal.errors import BadBatches, BadPlan, nearest, one_line
 from featcal.models.blocks import model_call, module_inputs, out_of_memory
@@ -29,15 +30,22 @@ AFTER_HEAD = "logits_scaling logit_scale lm_head_multiplier final_logit_softcapp
 AFTER_HEAD += "logits_soft_cap output_logit_soft_cap".split()
 
 
+def check_experts(experts: Mapping[str, Any], name: str = "experts") -> None:
+    """Raise BadSetting unless tasks have names, and adapters in memory a base of their own."""
+    given = isinstance(experts, Mapping) and len(experts) > 0
+    require(given, name, type(experts).__name__, "must be a dictionary with at least one task")
+    valid = all(isinstance(task, str) and task for task in experts)
+    require(valid, name, [*experts], "must name tasks by texts that are not empty")
+    adapted = {id(m): m for m in experts.values() if hasattr(m, "get_base_model")}
+    bases = {id(model.get_base_model()) for model in adapted.values()}
+    expected = "must have a base of its own for every PeftModel; on one, the last adapter counts"
+    require(len(bases) == len(adapted), name, [*experts], expected)
+
+
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
     """Raise BadBatches or BadSetting unless both are dictionaries with the same tasks."""
-    for name, by_task in (("experts", experts), ("batches", batches)):
-        expected = "must be a dictionary by task"
-        require(isinstance(by_task, Mapping), name, type(by_task).__name__, expected)
-        valid = all(isinstance(task, str) and task for task in by_task)
-        require(valid, name, [*by_task], "must name tasks by texts that are not empty")
-    if not experts:
-        raise BadBatches("*", "no experts were given; at least one is needed, with its batches")
+    check_experts(experts)
+    check_experts(batches, "batches")
     for task in sorted(experts.keys() | batches.keys()):
         if task not in batches:
             raise BadBatches(task, f"is missing for its expert; {nearest(task, batches)}")
@@ -85,16 +93,25 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
         raise BadBatches(task, problem)
 
 
+def lasting(batches: Batches) -> Batches:
+    """Return batches that stay as they are: an iterator may fill the same tensors again."""
+    if isinstance(batches, Sequence):
+        return batches
+    copies = (dict(batch) if isinstance(batch, Mapping) else batch for batch in batches)
+    return (tree_map_only(Tensor, Tensor.clone, batch) for batch in copies)
+
+
 def single_samples(batches: Batches) -> list[dict[str, Any]]:
     """Return every sample of the batches as a batch of one."""
-    numbered = ((batch, i) for batch in batches for i in range(sample_count(batch)))
+    numbered = ((batch, i) for batch in lasting(batches) for i in range(sample_count(batch)))
     return [some_samples(batch, slice(i, i + 1)) for batch, i in numbered]
 
 
 def sample_count(batch: Batch) -> int:
-    """Return the number of samples of a batch."""
-    values = batch.values() if isinstance(batch, Mapping) else ()
-    return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 0)
+    """Return the number of samples of a batch: the rows of its main input, if it has one."""
+    items = batch.items() if isinstance(batch, Mapping) else ()
+    main_first = sorted(items, key=lambda item: not f"{item[0]}".startswith(("input", "pixel")))
+    return next((len(x) for _, x in main_first if isinstance(x, Tensor) and x.dim()), 0)
 
 
 def some_samples(batch: Batch, rows: slice | Tensor) -> dict[str, Any]:

@@ -84,11 +84,14 @@ def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if "use_cache" in parameters or (any_keyword and getattr(model, "can_generate", bool)()):
         call["use_cache"] = False
+    if getattr(getattr(model, "config", None), "return_dict", True) is False:
+        call["return_dict"] = True
     return call
 
 
 def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by the names and in the order of the module's forward."""
+    module = getattr(module, "_orig_mod", module)  # of torch.compile
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
     bound.pop(next(iter(bound)))  # self
     extra = bound.pop("kwargs", {})
@@ -196,10 +199,7 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
     """Raise BadPlan unless replaying every stack's blocks equals the model's own forward."""
     name = type(model).__name__
     with torch.no_grad():
-        with ExitStack() as hooks:
-            outputs = ((s.name, block_outputs(model, blocks_of(model, s))) for s in plan.stacks)
-            features = {name: hooks.enter_context(of_stack) for name, of_stack in outputs}
-            hooks.enter_context(same_unpacked(model))
+        with last_outputs(model, plan, once=True) as outputs, same_unpacked(model):
             model(**model_call(model, batch))
         try:
             replayed = replay(model, plan, batch)
@@ -209,7 +209,8 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
             problem = f"its blocks cannot be run one by one ({one_line(error)})"
             raise BadPlan(name, problem, CHOOSE_BLOCKS) from error
     for stack in plan.stacks:
-        out = list(features[stack.name].values())[-1]
+        if (out := outputs.get(stack.name)) is None:
+            raise BadPlan(name, f"its forward never reaches the last block of {stack.blocks!r}")
         if not out.isfinite().all():
             raise ValueError(f"the output of {stack.blocks!r} is NaN or infinite")
         if out.dim() > 3:
@@ -286,23 +287,25 @@ def module_outputs(
 
 
 @contextmanager
-def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str, Tensor]]:
-    """Capture the first block's input, "embeddings", and every output, "00", "01", …, by name."""
-    features: dict[str, Tensor] = {}
+def last_outputs(
+    model: nn.Module, plan: BlockPlan, stop: bool = False, once: bool = False
+) -> Iterator[dict[str, Tensor]]:
+    """Capture the output (batch, tokens, d) of each stack's last block, then `stop` the forward.
 
-    def entering(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        features["embeddings"] = next(iter(arguments(block, args, kwargs).values()))
+    Raises: BadPlan for a block that runs twice, if each may run only `once`.
+    """
+    outputs: dict[str, Tensor] = {}
+    names = {f"{s.blocks}.{len(blocks_of(model, s)) - 1}": s.name for s in plan.stacks}
 
-    def leaving(name: str, output: Any) -> None:
-        number = f"{int(name):02d}"
-        if number in features:
-            path = next(path for path, each in model.named_modules() if each is blocks[int(name)])
+    def note(path: str, output: Any) -> None:
+        if once and names[path] in outputs:
             raise BadPlan(path, "runs twice in one forward", "it can be merged, but not calibrated")
-        features[number] = output if isinstance(output, Tensor) else output[0]
+        outputs[names[path]] = output if isinstance(output, Tensor) else output[0]
+        if stop and len(outputs) == len(names):
+            raise StopForward
 
-    first = blocks[0].register_forward_pre_hook(entering, with_kwargs=True)
-    with first, output_hooks(blocks, map(str, range(len(blocks))), leaving):
-        yield features
+    with suppress(StopForward), output_hooks(model, names, note):
+        yield outputs
 
 
 class Additions(TorchFunctionMode):

@@ -337,8 +337,8 @@ def untied(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of a module, each tensor in memory under its first name only."""
     first: dict[object, tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict().items():
-        memory = (tensor.data_ptr(), tensor.shape) if tensor.data_ptr() else name  # on meta it is 0
-        first.setdefault(memory, (name, tensor))
+        start = tensor.data_ptr() or name  # on meta it is 0
+        first.setdefault((start, tensor.shape, tensor.stride()), (name, tensor))
     return dict(first.values())
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.pytorch_utils import Conv1D
 
 from featcal.errors import BadFile, one_line, optional_package
 from featcal.files import read_json
@@ -52,7 +54,7 @@ def dense_model(
 ) -> Any:
     """Return a copy of the base, a module or a folder that `load` reads, with an adapter added."""
     if isinstance(base, nn.Module):
-        model = copy.deepcopy(base)
+        model = copied(base)
     else:
         wide = any(tensor.kind == "float64" for tensor in checkpoint.LazyCheckpoint(base).values())
         model = load(base, torch.float64 if wide else torch.float32)
@@ -187,6 +189,8 @@ def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | No
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in adapted.modules() if isinstance(module, BaseTunerLayer)]
+    if any(layer.disable_adapters for layer in layers):
+        raise BadFile(source, "its adapter is switched off", "switch it on, or give the base alone")
     ties = [names for names in tied_names(adapted) if len(names) > 1]
     tied = {id(adapted.get_parameter(names[0])) for names in ties}
     for layer in layers:
@@ -236,25 +240,51 @@ def untied_config(config: Any) -> Any:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return a model without the wrappers of torch.compile and DataParallel."""
+    """Return a model without the wrappers of torch.compile, DataParallel and mixed precision."""
     parallel = nn.DataParallel, nn.parallel.DistributedDataParallel
     while isinstance(model, parallel) or hasattr(model, "_orig_mod"):  # of torch.compile
         model = model.module if isinstance(model, parallel) else model._orig_mod
+    if "_original_forward" in getattr(model, "__dict__", ()) and not hasattr(model, "_hf_hook"):
+        model = copy.copy(model)  # with the same parts, but not in accelerate's autocast
+        del model.forward, model._original_forward
     return model
 
 
 def without_adapters(model: Any, precision: torch.dtype | None = None) -> Any:
     """Return the plain model of a PeftModel in memory, as a copy; others unwrapped."""
     model, name = unwrapped(model), type(model).__name__
-    if not is_peft(model):
-        if isinstance(model, nn.Module) and any("base_layer." in n for n in model.state_dict()):
+    if is_peft(model):
+        for adapter in model.active_adapters:
+            _require_mergeable(model.peft_config[adapter], name)
+        model = merged_adapter(copied(model), name, precision)
+    for key, value in model.state_dict().items():
+        if "base_layer." in key:
             raise BadFile(name, "holds an adapter of transformers' own", "give a PeftModel instead")
-        return model
-    for adapter in model.active_adapters:
-        _require_mergeable(model.peft_config[adapter], name)
+        if not isinstance(value, Tensor):
+            problem = f"{key} is no tensor, as in quantised models"
+            raise BadFile(name, problem, "give the model it was quantised from")
+    for path, part in model.named_modules():
+        if isinstance(part, nn.Linear | Conv1D) and not isinstance(part.weight, nn.Parameter):
+            way_out = "make it a parameter, as torch.nn.utils.prune.remove does"
+            raise BadFile(name, f"{path} computes its weight, as after pruning", way_out)
+    return model
+
+
+def copied(model: nn.Module) -> Any:
+    """Return a deep copy that is not compiled. Raises: BadFile for what would share weights."""
+    name, first, memo = type(model).__name__, dict[object, nn.Parameter](), dict[int, Any]()
     with _as_bad_file(name, "cannot be copied", "save it, and give its folder"):
-        copied = copy.deepcopy(model)
-    return merged_adapter(copied, name, precision)
+        for p in model.parameters():  # those in one memory stay tied
+            memory = p.data_ptr() or id(p), p.shape, p.stride()
+            memo[id(p)] = copy.deepcopy(first.setdefault(memory, p), memo)
+        module = copy.deepcopy(model, memo)
+        for path, part in module.named_modules():
+            forward = None if hasattr(part, "_orig_mod") else vars(part).get("forward")
+            if hasattr(forward, "_torchdynamo_orig_callable"):  # compiled, with the given weights
+                del part.forward
+            elif isinstance(forward, FunctionType):
+                raise ValueError(f"{path or name} has a forward of its own")
+    return module
 
 
 def is_peft(model: object) -> bool:

@@ -23,7 +23,7 @@ class Stack:
 
     Args:
         name: its name in records.
-        blocks: path of the ModuleList, as in `model.get_submodule(path)`.
+        blocks: path of the ModuleList or Sequential, as in `model.get_submodule(path)`.
         entry: path of the module whose forward runs the blocks; needed if stacks feed each other.
         exit: path of the module after the last block, applied to what is fed to the next stack.
         carry: index in a block's output -> keyword of the next block, for blocks that pass on
@@ -107,10 +107,10 @@ def part_of(model: nn.Module, path: str) -> nn.Module:
         raise BadPlan(type(model).__name__, f"has no module {path!r}") from None
 
 
-def blocks_of(model: nn.Module, stack: Stack) -> nn.ModuleList:
+def blocks_of(model: nn.Module, stack: Stack) -> nn.ModuleList | nn.Sequential:
     """Return the blocks of a stack in forward order. Raises: BadPlan if there are none."""
     blocks = part_of(model, stack.blocks)
-    if not isinstance(blocks, nn.ModuleList) or len(blocks) == 0:
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential) or len(blocks) == 0:
         raise BadPlan(type(model).__name__, f"{stack.blocks!r} is no list of blocks")
     return blocks
 
@@ -202,4 +202,5 @@ KNOWN = {
 
 def plan_for(model: nn.Module, plan: BlockPlan | None = None) -> BlockPlan:
     """Return `plan` if given, else the known plan of the model's class, else an inferred one."""
-    return plan or KNOWN.get(type(model).__name__) or infer_plan(model)
+    known = type(model).__module__.startswith("transformers.")  # others have the same names
+    return plan or (known and KNOWN.get(type(model).__name__)) or infer_plan(model)

@@ -16,12 +16,12 @@ from featcal.core.moments import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.files import atomic_folder
 from featcal.models.batch import Batch, Batches, padding_mask, unit_length
-from featcal.models.blocks import block_outputs, model_call
+from featcal.models.blocks import model_call
 from featcal.models.load import evaluation_mode
 from featcal.models.modules import is_linear
 from featcal.models.plan import BlockPlan, Stack, blocks_of, part_of, plan_for
 from reproduction.engine.context import Setup, load_context, pick
-from reproduction.engine.features import projected
+from reproduction.engine.features import block_outputs, projected
 from reproduction.engine.samples import load_split
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import MeasureRun, role_and_pool
@@ -99,7 +99,7 @@ def features_by_block(
     """Return the stacks and features (batch, tokens, d) by block: "embeddings", "00", "01", …"""
     with evaluation_mode([model]), exact_products(), ExitStack() as hooks:
         stacks = (blocks_of(model, stack) for stack in plan.stacks)
-        outputs = [hooks.enter_context(block_outputs(model, blocks)) for blocks in stacks]
+        outputs = [hooks.enter_context(block_outputs(blocks)) for blocks in stacks]
         model(**model_call(model, batch))
     by_block = {}
     for stack, features in zip(plan.stacks, outputs, strict=True):

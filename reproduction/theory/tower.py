@@ -13,7 +13,6 @@ from featcal.core.precision import exact_products
 from featcal.models.batch import Batch, token_mean
 from featcal.models.blocks import (
     Arguments,
-    block_outputs,
     first_inputs,
     model_call,
     module_inputs,
@@ -21,6 +20,7 @@ from featcal.models.blocks import (
     step,
 )
 from featcal.models.plan import Stack, blocks_of, plan_for
+from reproduction.engine.features import block_outputs
 
 ROUNDING = 1e-16  # smaller errors count as rounding
 SHOWN = 4  # points of one statement, task and model that are kept for plots
@@ -156,7 +156,7 @@ def tower(model: nn.Module, batch: Batch) -> Tower:
     batch = {name: x.to(weight) if x.is_floating_point() else x for name, x in batch.items()}
     mask = batch.get("attention_mask")
     with exact_products():
-        with block_outputs(model, blocks) as outputs:
+        with block_outputs(blocks) as outputs:
             model(**model_call(model, batch))
         _, arguments = first_inputs(model, stack, batch)
     norm = model.get_submodule("post_layernorm") if mask is None else nn.Identity()

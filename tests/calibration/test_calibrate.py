@@ -9,15 +9,16 @@ import numpy as np
 import plain
 import pytest
 import torch
+from accelerate import Accelerator
 from families import FAMILIES
 from tiny import PAPER, TASKS, clip, difference, experiment, images, refilled, same_bits
 
 import featcal.calibration.observe as observe
 import featcal.models.load
-from featcal import BlockPlan, Calibration, Stack, calibrate
+from featcal import BlockPlan, Calibration, Stack, calibrate, compare, merge
 from featcal.card import BlockRecord
 from featcal.core.moments import every_token
-from featcal.errors import BadBatches, BadPlan, BadSetting, NotFinite, SingularGram
+from featcal.errors import BadBatches, BadSetting, NotFinite, SingularGram
 from featcal.models.load import load_vision
 from reproduction.stages.measure import model_drift
 
@@ -25,6 +26,10 @@ ALL = {"residual": 0.7, "order": "sites", "affine": "joint", "ridge": 1e-3, "int
 VARIANTS = [{}, {"ridge": 1e-3, "anchor_blend": 0.5, "interpolation": 0.9}, {"order": "stale"}, ALL]
 VARIANTS += [{"task_weights": "uniform"}, {"bias": False}, {"norm": False}, {"residual": 0.5}]
 VARIANTS += [{"order": "sites"}, {"affine": "joint"}]
+WRAPS = [torch.compile, torch.nn.DataParallel, lambda model: model.compile() or model]
+WRAPS += [lambda m: vars(m).update(forward=torch.compile(m.forward)) or m]
+WRAPS += [lambda m: setattr(m.encoder, "layers", torch.nn.Sequential(*m.encoder.layers)) or m]
+WRAPS += [lambda m: Accelerator(cpu=True, mixed_precision="bf16").prepare_model(m)]
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
@@ -54,16 +59,18 @@ def test_batches_that_are_filled_again_and_again_change_no_bit(name):
     assert same_bits(first, other)
 
 
-def test_wrapped_modules_are_calibrated_as_they_are_and_computed_weights_refused():
-    given, norm = experiment(), torch.nn.utils.parametrizations.weight_norm
-    first = calibrate(**given, settings=PAPER)
-    for wrap in (torch.compile, torch.nn.DataParallel):
-        wrapped = given | {role: wrap(given[role]) for role in ("merged", "base")}
-        wrapped["experts"] = {task: wrap(expert) for task, expert in given["experts"].items()}
-        result = calibrate(**wrapped, settings=PAPER)
-        assert type(result.model) is type(first.model) and same_bits(result.model, first.model)
-    norm(given["merged"].encoder.layers[0].mlp.fc1)
-    assert "encoder.layers.0.mlp.fc1 computes its weight" in refused(BadPlan, given)
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_wrapped_and_compiled_modules_are_used_as_what_they_wrap(wrap):
+    own, plain, results = experiment(torch.float32), experiment(torch.float32), []
+    own |= {role: wrap(own[role]) for role in ("merged", "base")}
+    own["experts"] = {task: wrap(expert) for task, expert in own["experts"].items()}
+    for given in (own, plain):
+        made = calibrate(**given, settings=PAPER).model
+        models = made, merge("average", given["base"], given["experts"])
+        rows = [model(**given["batches"]["dtd"][0]).pooler_output.tolist() for model in models]
+        agreements = compare({"m": given["merged"]}, given["experts"], given["batches"])
+        results.append((rows, [*map(type, models)], agreements))
+    assert results[0] == results[1]
 
 
 def test_given_models_and_weights_outside_the_blocks_are_not_modified():
@@ -195,6 +202,8 @@ def test_tasks_without_names_and_samples_without_tokens_or_halves_are_refused():
     numbered = {part: dict(enumerate(given[part].values())) for part in ("experts", "batches")}
     assert "experts: [0] cannot be used" in refused(BadSetting, given | numbered)
     assert "has one sample; give two" in refused(BadBatches, given, PAPER.but(ridge="auto"))
+    given["merged"].float()
+    assert "models in float64: ['base', \"expert 'a'\"]" in refused(BadSetting, given)
     given = families.experiment(FAMILIES["llama"])
     given["merged"].config.vocab_size = 4  # some models have further rows
     given["batches"]["b"][1]["attention_mask"][2] = 0

@@ -7,6 +7,7 @@ import pytest
 import torch
 from families import FAMILIES
 from test_mixtures import given  # noqa: F401 - a fixture
+from test_plan import Block, Toy
 from test_streaming import written
 from tiny import PAPER, TEXT, clip, experiment, make, same_bits, seeded, shifted
 from torch import nn
@@ -55,28 +56,10 @@ def candidates(given, monkeypatch):
     return seen[0], given | {"batches": parts}
 
 
-class Half(nn.Module):
-    """A block that adds its output to its input, or not."""
-
-    def __init__(self, adds):
-        super().__init__()
-        self.fc, self.adds = nn.Linear(8, 8), adds
-
-    def forward(self, x):
-        return x + self.fc(x) if self.adds else self.fc(x)
-
-
-class Halves(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList([Half(True), Half(False)])
-
-    def forward(self, x):
-        return self.blocks[1](self.blocks[0](x))
-
-
 def halves():
-    base, x = make(Halves), torch.randn(16, 3, 8, generator=seeded(0), dtype=torch.float64)
+    uses = iter([lambda fc, x: x + fc(x), lambda fc, x: fc(x)])
+    base = make(lambda: Toy(lambda: Block(next(uses))))
+    x = torch.randn(16, 3, 8, generator=seeded(0), dtype=torch.float64)
     given = {"merged": shifted(base, 5, 0.1), "base": base, "batches": {"a": [{"x": x}]}}
     return given | {"experts": {"a": shifted(base, 1, 0.3)}}
 
@@ -165,6 +148,7 @@ def test_a_result_that_fails_the_last_check_is_not_used(tmp_path, few, monkeypat
 
 @pytest.mark.parametrize("n", [8, 32, 42, 43, 256, 1000])
 def test_a_quarter_is_held_out_and_serves_at_the_end_only_where_samples_are_few(n):
+    assert choose.sample_count({"position_ids": torch.ones(1), "input_ids": torch.ones(n)}) == n
     few, last, held_out = ({i for i in range(n) if mask[i]} for mask in parts_of(n))
     assert len(held_out) == min(max(n // 4, 4), 64) and not few & held_out
     assert len(few) == min(32, n - len(held_out))

@@ -92,6 +92,7 @@ def test_paired_errors_are_those_of_the_differences_between_samples():
     near, far = shifted(expert, 1, 0.01), shifted(expert, 1, 0.1)
     models = {"itself": expert, "near": near, "far": far}
     same, closer, farther = agreements = featcal.compare(models, {"a": expert}, {"a": batches})
+    expert.config.return_dict = near.config.return_dict = far.config.return_dict = False
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         assert featcal.compare(models, {"a": expert}, {"a": batches}) == agreements
     assert same.relative_drift == 0 and same.cosine == pytest.approx(1)

@@ -9,9 +9,10 @@ import transformers as tf
 from families import FAMILIES, GROUPED, experiment, text
 from tiny import PAPER, TEXT, clip, make, same_bits, shifted
 from torch import nn
+from torch.ao.quantization import quantize_dynamic
 
 from featcal import BlockPlan, Stack, calibrate, merge
-from featcal.errors import BadCapture, BadPlan, BadSetting
+from featcal.errors import BadCapture, BadFile, BadPlan, BadSetting
 from featcal.models import blocks as run
 from featcal.models.modules import is_linear
 from featcal.models.plan import KNOWN, blocks_of, infer_plan, plan_for
@@ -22,6 +23,8 @@ def test_a_given_plan_wins_over_the_known_one_and_that_over_the_inferred_one():
     given = BlockPlan(Stack("mine", "encoder.layers"))
     assert plan_for(clip()) is KNOWN["CLIPVisionModel"] and plan_for(clip(), given) is given
     assert infer_plan(clip()).stacks[0].blocks == KNOWN["CLIPVisionModel"].stacks[0].blocks
+    of_another_package = type("ViTModel", (Toy,), {})(lambda: nn.Linear(8, 8))
+    assert plan_for(of_another_package) == BlockPlan(Stack("blocks", "blocks"))
 
 
 def test_models_and_paths_without_one_list_of_blocks_are_refused():
@@ -54,11 +57,12 @@ def tied_llama():
 
 
 class Block(nn.Module):
-    """One linear, used as each test wants."""
+    """One linear, changed and used as each test wants."""
 
-    def __init__(self, use):
+    def __init__(self, use, change=id):
         super().__init__()
         self.fc, self.use = nn.Linear(8, 8), use
+        change(self.fc)
 
     def forward(self, x):
         return self.use(self.fc, x)
@@ -75,8 +79,8 @@ class Toy(nn.Module):
         return self.blocks[1](self.between(self.blocks[0](x)))
 
 
-def toy(use, **more):
-    return lambda: Toy(lambda: Block(use), **more)
+def toy(use, change=id, **more):
+    return lambda: Toy(lambda: Block(use, change), **more)
 
 
 SQUEEZE = tf.SqueezeBertConfig(**TEXT, embedding_size=32)
@@ -88,6 +92,8 @@ FOLDED = toy(lambda fc, x: fc(x.transpose(0, 1)).transpose(0, 1))
 THREE = {"between": lambda x: x[:, [0, 0, 1]]}  # tokens, which blocks need that put out two
 KEY = toy(lambda fc, x: {3: fc}[x.shape[1]](x)[:, 1:], **THREE)
 ATTRIBUTE = toy(lambda fc, x: {3: fc}.get(x.shape[1]).forward(x)[:, 1:], **THREE)
+CLOSURE = toy(lambda fc, x: fc(x), lambda fc: setattr(fc, "forward", lambda x: x))
+COMPUTED = toy(lambda fc, x: fc(x), nn.utils.parametrizations.weight_norm)
 DOUBLED = toy(lambda fc, x: fc(x), between=lambda x: 2 * x)
 MOSTLY = "of the parameters of 'layers' belong to linears and norms, at least 50% must; "
 MOSTLY += "the largest others: layers.0.mlp.experts.gate_up_proj [4, 32, 128]"
@@ -103,6 +109,9 @@ REFUSED = {
     "missing key": (BadPlan, KEY, "cannot be run one by one (2)"),
     "missing attribute": (BadPlan, ATTRIBUTE, "one by one ('NoneType' object has no"),
     "crosstalk": (BadPlan, DOUBLED, "differs from the model's own forward by"),
+    "closure": (BadFile, CLOSURE, "blocks.0.fc has a forward of its own"),
+    "computed": (BadFile, COMPUTED, "blocks.0.fc computes its weight, as after pruning"),
+    "quantised": (BadFile, lambda: quantize_dynamic(toy(None)()), "is no tensor, as in quantised"),
 }
 
 
@@ -114,8 +123,8 @@ def test_models_that_no_plan_expresses_are_refused_with_the_reason(name):
     with pytest.raises(error) as caught:
         calibrate(base, base=base, experts={"a": shifted(base, 1)}, batches=given, settings=PAPER)
     assert said in str(caught.value)
-    if name in ("Albert", "folded", "crosstalk", "norms run twice"):
-        with pytest.raises(BadPlan):
+    if name in ("Albert", "folded", "crosstalk", "norms run twice") or error is BadFile:
+        with pytest.raises(BadFile if error is BadFile else BadPlan):
             merge("lot", base, {"a": base}, batches=given)
     if name == "norms run twice":  # this method solves linears only
         assert same_bits(merge("regmean", base, {"a": base}, batches=given), base)

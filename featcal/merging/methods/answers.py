@@ -23,7 +23,6 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.calibration.features import lasting
 from featcal.core import generator
 from featcal.core.precision import SUM_DTYPE, wide
 from featcal.errors import BadBatches, Diverged, counted
@@ -31,7 +30,7 @@ from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Tensors
 from featcal.merging.tensors import task_vectors, tensor_sum
 from featcal.models import batch as of_batches
-from featcal.models.batch import Batch, Batches, is_encoder
+from featcal.models.batch import Batch, Batches, is_encoder, lasting
 from featcal.settings import require
 
 State = Mapping[str, Tensor]  # a model's tensors, or something about each, by name
