@@ -6,14 +6,12 @@ one commit and then read like a folder, so that offline runs read the same commi
 
 import errno
 import glob
-import logging
 import os
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +30,6 @@ Kind = Literal["model", "dataset"]
 Columns = Mapping[str, str] | None  # the column of a key of a sample, where its name differs
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = (*SPLITS, "training", "val", "valid", "dev", "eval", "testing")  # in small letters
-LOG = logging.getLogger("featcal")
 IMAGE, LABEL = "image", "label"
 NOT_READ = (".heic", ".heif", ".avif", ".jxl", ".svg", ".dng")  # pictures that `datasets` skips
 # JSON lines are parsed row by row
@@ -190,7 +187,9 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
         if holds_splits(folder) or labelled or not folder.is_dir():
             raise _no_split(folder, split, f"{split}.parquet or {split}/<class>/")
         root = folder
-    _report_unread(origin, root.resolve())
+    if left := [file for file in root.rglob("*") if file.suffix.lower() in NOT_READ]:
+        unread = f"{counted(len(left), 'file')} such as {left[0].name}"
+        errors.warn_once(f"{origin}: {unread} cannot be read; convert to PNG or JPEG")
     files = pictures_in(root)
     if not files:
         raise BadData(origin, "holds no picture that can be read", "put PNG or JPEG files there")
@@ -232,13 +231,6 @@ def classes_in(folder: Path, splits: Iterable[str]) -> list[str]:
     """Return the names of the folders that hold pictures directly, in any of the splits."""
     paths = (path for split in splits for path in pictures_in(folder / split))
     return sorted({path.split("/")[0] for path in paths if path.count("/") == 1})
-
-
-@cache  # warn once per folder: a command opens it several times
-def _report_unread(origin: str, folder: Path) -> None:
-    if left := [file for file in folder.rglob("*") if file.suffix.lower() in NOT_READ]:
-        files = f"{counted(len(left), 'file')} such as {left[0].name}"
-        LOG.warning(f"{origin}: {files} cannot be read; convert to PNG or JPEG")
 
 
 def _read(origin: str, builder: str, **options: Any) -> "Dataset":
