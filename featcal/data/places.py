@@ -9,7 +9,7 @@ import glob
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["model", "dataset"]
 Columns = Mapping[str, str] | None  # the column of a key of a sample, where its name differs
+Names = Sequence[str] | None  # of classes 0, 1, ...
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = (*SPLITS, "training", "val", "valid", "dev", "eval", "testing")  # in small letters
 IMAGE, LABEL = "image", "label"
@@ -37,8 +38,9 @@ BUILDERS = dict.fromkeys((".jsonl", ".txt"), "text")
 BUILDERS |= {f".{kind}": kind for kind in ("parquet", "csv", "json", "arrow")}
 # in a CSV only an empty cell is missing: None and NA may be texts or classes. With `index_col`
 # pandas warns of rows longer than the header; without, it shifts them by one column in silence
-READING = {"csv": {"keep_default_na": False, "na_values": [""], "index_col": False}}
-READING |= {"text": {"encoding": "utf-8-sig"}}
+READING: dict[str, Any] = {"text": {"encoding": "utf-8-sig"}}
+READING["csv"] = {"keep_default_na": False, "na_values": [""], "index_col": False}
+READING["csv"] |= {"chunksize": 10**9}  # in parts, 007 becomes 7 where a part has only numbers
 LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
 LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
 LAYOUTS += ("{}/data-*.arrow", "data-*.arrow")  # of save_to_disk in `datasets`
@@ -203,8 +205,8 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
             raise BadData(root, problem, f"put pictures into {split}/<class>/, not above or below")
         columns[LABEL] = [file.split("/")[0] for file in files]
         # of all splits, so that a class without pictures in one split keeps its number
-        others = classes_in(folder, (name for name in SPLITS if name != split))
-        features[LABEL] = datasets.ClassLabel(names=sorted({*columns[LABEL], *others}))
+        others = classes_in(folder, (name for name in SPLIT_NAMES if name != split))
+        features[LABEL] = datasets.ClassLabel(names=in_order([*columns[LABEL], *others]))
     return datasets.Dataset.from_dict(columns, features)
 
 
@@ -230,7 +232,29 @@ def pictures_in(folder: Path) -> list[str]:
 def classes_in(folder: Path, splits: Iterable[str]) -> list[str]:
     """Return the names of the folders that hold pictures directly, in any of the splits."""
     paths = (path for split in splits for path in pictures_in(folder / split))
-    return sorted({path.split("/")[0] for path in paths if path.count("/") == 1})
+    return in_order(path.split("/")[0] for path in paths if path.count("/") == 1)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return class names sorted, each once; numbers by value, 10 after 2."""
+    ordered = sorted({*names})
+    return sorted(ordered, key=int) if all(map(str.isdecimal, ordered)) else ordered
+
+
+def given_or_stored(origin: str, given: Names, stored: Names) -> Names:
+    """Return the given names of classes, else the stored; these in another order stay as stored."""
+    if given and stored and len(given) != len(stored):
+        problem = f"{counted(len(given), 'class name')} given, but its labels have {len(stored)}"
+        raise BadData(origin, problem, "check the list of names")
+    return given if given and {*given} != {*(stored or ())} else stored
+
+
+def class_numbers(values: Sequence[Any], names: Sequence[str]) -> list[int]:
+    """Return the number of each class: of its name, else the number that a text is, else -1."""
+    number_of = {name: names.index(name) for name in names}  # of two of one name the first
+    texts = (value if isinstance(value, str) else "" for value in values)
+    of_texts = (number_of.get(text, int(text) if text.isdecimal() else -1) for text in texts)
+    return [v if isinstance(v, int) else n for v, n in zip(values, of_texts, strict=True)]
 
 
 def _read(origin: str, builder: str, **options: Any) -> "Dataset":
