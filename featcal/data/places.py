@@ -251,7 +251,7 @@ def given_or_stored(origin: str, given: Names, stored: Names) -> Names:
 
 def class_numbers(values: Sequence[Any], names: Sequence[str]) -> list[int]:
     """Return the number of each class: of its name, else the number that a text is, else -1."""
-    number_of = {name: names.index(name) for name in names}  # of two of one name the first
+    number_of = {name: n for n, name in reversed([*enumerate(names)])}  # the first of a name
     texts = (value if isinstance(value, str) else "" for value in values)
     of_texts = (number_of.get(text, int(text) if text.isdecimal() else -1) for text in texts)
     return [v if isinstance(v, int) else n for v, n in zip(values, of_texts, strict=True)]
