@@ -163,7 +163,7 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(here, capsys):
         assert own == told(capsys, "evaluate", "--model", model, "--clip", "clip", *asked)
     Path("images/few.csv").write_text("image,label\ntest/cat/000.png,a\ntest/dog/000.png,of\n")
     assert cli.main(["evaluate", "--model", "clip", *asked, "--split", "few"]) == 0
-    assert "mnist: found in this split: a, of; to add" in capsys.readouterr().err
+    assert "mnist: classes found in this split: a, of; to add" in capsys.readouterr().err
     assert "--clip" in refused(["evaluate", "--model", "mnist", *asked], Path(), capsys)
     run = "calibrate --merged merged --data mnist=images --classes mnist=cat,dog".split()
     chosen = told(capsys, *run, "--samples", "9", "--out", "new")["choice"]["divergence"]

@@ -201,7 +201,7 @@ def test_experts_with_other_labels_are_used_row_by_row_and_that_is_said(tmp_path
     for use in (lambda: compare({"m": out}, **used), lambda: calibrate(out, base=base, **used)):
         warn_once.cache_clear()
         use()
-        assert caplog.messages == [said.replace("heads are merged", "answers are compared")]
+        assert caplog.messages.count(said.replace("heads are merged", "answers are compared")) == 1
         caplog.clear()
     lines.clear()
     folders["c"] = kind(families.tf.BertConfig(**tiny.TEXT, num_labels=3))
