@@ -42,8 +42,7 @@ def text(seed, batch=3, end=False):
 
 def translations(seed, batch=3):
     labels, mask = tokens(seed + 50, length=5, shortest=2)
-    labels = labels.masked_fill(mask == 0, -100)
-    targets = zip(text(seed, batch), labels.split(batch), strict=True)
+    targets = zip(text(seed, batch), labels.masked_fill(mask == 0, -100).split(batch), strict=True)
     return [of_text | {"labels": part} for of_text, part in targets]
 
 
@@ -78,6 +77,7 @@ FAMILIES = {
     "t5_gated": family("T5ForConditionalGeneration", GATED, T5_STACKS, batches=translations),
     "t5_classifier": family("T5ForSequenceClassification", T5, BELOW, batches=ended),
     "t5_encoder": family("T5EncoderModel", T5, "encoder.block", "encoder"),
+    "t5_tagger": family("T5ForTokenClassification", T5, BELOW["encoder"], "encoder"),
     "clip": family("CLIPModel", WHOLE_CLIP, CLIP_STACKS, batches=pairs),
     "clip_text": family("CLIPTextModel", CLIP_TEXT, "encoder.layers", "text"),
     "llama": family("LlamaForCausalLM", GROUPED, "model.layers", "decoder"),

@@ -171,6 +171,7 @@ def class_token(blocks: str) -> BlockPlan:
 
 
 T5_ENCODER = BlockPlan(Stack("encoder", "encoder.block", carry={1: "position_bias"}))
+T5_TAGGER = BlockPlan(replace(T5_ENCODER.stacks[0], blocks="transformer.encoder.block"))
 T5, T5_CLASSIFIER = t5(), t5("transformer.")
 UMT5 = t5(biases=False)  # every block has its own
 NORMED = ("Pegasus", "MBart", "M2M100")  # like BART, with a norm after the encoder
@@ -184,6 +185,7 @@ KNOWN = {
     **dict.fromkeys(("T5EncoderModel", "MT5EncoderModel"), T5_ENCODER),
     **{f"{n}{end}": T5 for n in ("T5", "MT5") for end in ("Model", "ForConditionalGeneration")},
     **{f"{name}ForSequenceClassification": T5_CLASSIFIER for name in ("T5", "MT5")},
+    **{f"{name}ForTokenClassification": T5_TAGGER for name in ("T5", "MT5")},
     "UMT5EncoderModel": BlockPlan(Stack("encoder", "encoder.block")),
     **dict.fromkeys(("UMT5Model", "UMT5ForConditionalGeneration"), UMT5),
     **dict.fromkeys(("BartModel", "MarianModel"), bart("")),

@@ -95,8 +95,7 @@ class Sentences:
         try:
             return cls.of_folder(folder)
         except BadFile as error:
-            problem = str(error).partition("\n")[0]
-            warn_once(f"{problem} Its texts are compared by the mean over tokens.")
+            warn_once(f"{str(error).splitlines()[0]} Texts are compared by the mean over tokens.")
             return cls()
 
     def vectors(self, hidden: Tensor, mask: Tensor) -> Tensor:

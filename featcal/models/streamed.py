@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
+from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, shorten
 from featcal.models.blocks import replaced_forwards
 from featcal.models.checkpoint import check_tensor
 from featcal.models.modules import unpacked
@@ -302,7 +302,7 @@ def report_labels(models: Sequence[Any], use: str, report: Callable[[str], None]
     configs = (getattr(model, "config", None) for model in models)
     labels = [sorted((getattr(c, "id2label", None) or {}).items()) for c in configs]
     names = dict.fromkeys(tuple(dict(pairs).values()) for pairs in labels)
-    named = [str(each) for each in names if "LABEL_0" not in each]
+    named = [shorten(str(each), 200) for each in names if "LABEL_0" not in each]
     if len({*map(type, models)}) == len({*map(len, labels)}) == 1 < len(named):
         report(f"labels differ ({'; '.join(named)}): {use} row by row")
 
