@@ -171,16 +171,16 @@ def load_images(
     values = [v.strip() if isinstance(v, str) else v for v in table.data.column(LABEL).to_pylist()]
     named = classes or places.in_order(v for v in values if v and isinstance(v, str))
     names = _names(origin, table.features[LABEL], named, Path(source))
-    labels = np.array(places.class_numbers(values, names), np.int64)
-    wrong, last = np.flatnonzero((labels < 0) | (labels >= len(names))), len(names) - 1
-    if len(wrong):
+    labels, last = places.class_numbers(values, names), len(names) - 1
+    if wrong := [row for row, label in enumerate(labels) if not 0 <= label <= last]:
         problem = f"row {wrong[0]} has label {values[wrong[0]]!r}, outside 0 to {last}"
         way_out = f"store whole numbers from 0 to {last}, or names of classes, in every row"
         raise BadData(origin, problem, way_out)
     rows: Rows = EncodedRows(location, split, table, preprocess)
     if in_memory and len(labels) * rows[np.arange(1)].nbytes <= in_memory:
         rows = rows[np.arange(len(labels))]
-    return ImageSet(rows, preprocess, labels, names, bool(named) and not classes)
+    own = bool(named) and not classes
+    return ImageSet(rows, preprocess, np.array(labels, np.int64), names, own)
 
 
 def class_names(folder: str | Path) -> tuple[str, ...]:

@@ -194,7 +194,7 @@ def test_a_table_next_to_pictures_says_which_are_in_a_split(tmp_path, preprocess
     ("how", "said"),
     [
         ({"without": ("image",), "other": [1, 2, 3]}, "no column 'image'; it has label, other"),
-        ({"labels": (0, 2, 1)}, "row 1 has label 2, outside 0 to 1"),
+        ({"labels": (0, 2**40, 1)}, "row 1 has label 1099511627776, outside 0 to 1"),
         ({"labels": (0, -1, 1)}, "row 1 has label -1, outside 0 to 1"),
         ({"labels": (0, None, 1)}, r"row 1 has label None[\s\S]*whole numbers"),
         ({"labels": ("a", "b", "c")}, r"row 2 has label 'c'[\s\S]*whole numbers"),
