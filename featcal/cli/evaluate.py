@@ -73,8 +73,7 @@ def evaluate(
     from featcal.models.load import torch_device
     from featcal.models.stored import skeleton
 
-    target, names = torch_device(device), options.classes_named(classes, datasets)
-    how = names, sampling, target, columns
+    how = options.classes_named(classes, datasets), sampling, torch_device(device), columns
     if base is not None:
         expected = "stands alone, without --clip and --template"
         require(not (whole or prompts), "--class-means", str(base), expected)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["model", "dataset"]
 Columns = Mapping[str, str] | None  # the column of a key of a sample, where its name differs
-Names = Sequence[str] | None  # of classes 0, 1, ...
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = (*SPLITS, "training", "val", "valid", "dev", "eval", "testing")  # in small letters
 IMAGE, LABEL = "image", "label"
@@ -241,7 +240,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(ordered, key=int) if all(map(str.isdecimal, ordered)) else ordered
 
 
-def given_or_stored(origin: str, given: Names, stored: Names) -> Names:
+def given_or_stored(origin: str, given: Any, stored: Any) -> Any:
     """Return the given names of classes, else the stored; these in another order stay as stored."""
     if given and stored and len(given) != len(stored):
         problem = f"{counted(len(given), 'class name')} given, but its labels have {len(stored)}"
@@ -251,10 +250,9 @@ def given_or_stored(origin: str, given: Names, stored: Names) -> Names:
 
 def class_numbers(values: Sequence[Any], names: Sequence[str]) -> list[int]:
     """Return the number of each class: of its name, else the number that a text is, else -1."""
-    number_of = {name: n for n, name in reversed([*enumerate(names)])}  # the first of a name
-    texts = (value if isinstance(value, str) else "" for value in values)
-    of_texts = (number_of.get(text, int(text) if text.isdecimal() else -1) for text in texts)
-    return [v if isinstance(v, int) else n for v, n in zip(values, of_texts, strict=True)]
+    number_of: dict[Any, int] = {name: n for n, name in reversed([*enumerate(names)])}
+    known = (int(v) if isinstance(v, int) else v if isinstance(v, str) else "" for v in values)
+    return [number_of.get(v, int(v) if f"{v}".isdecimal() else -1) for v in known]
 
 
 def _read(origin: str, builder: str, **options: Any) -> "Dataset":

@@ -121,11 +121,14 @@ def load_labelled(
         rows.classes, samples = None, [replace(sample, label=None) for sample in samples]
     values: list[Any] = [s.target if s.label is None else s.label for s in samples]
     samples = [s if s.label is not None else replace(s, target=None) for s in samples]
-    distinct, names = {*values} - {None}, places.given_or_stored(origin, classes, rows.classes)
-    if not names and all(isinstance(value, int) for value in distinct):
-        names = [*map(str, range(min(max(distinct or {0}) + 1, max(MOST_CLASSES, len(rows)))))]
+    seen, names = {*values} - {None}, places.given_or_stored(origin, classes, rows.classes)
+    if all(isinstance(value, int) for value in seen):
+        if any(name.isdecimal() and name != str(n) for n, name in enumerate(classes or ())):
+            way_out = "give the classes as words, in the order of labels 0, 1, ..."
+            raise BadData(origin, "its labels and the names of classes are numbers", way_out)
+        names = names or [*map(str, range(min(max(seen or {0}) + 1, max(MOST_CLASSES, len(rows)))))]
     elif not names:
-        names = places.in_order(map(str, distinct))
+        names = places.in_order(map(str, seen))
         values = [value if value is None else str(value) for value in values]
     labels = places.class_numbers(values, names)
     for sample, value, label in zip(samples, values, labels, strict=True):

@@ -104,7 +104,7 @@ def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
         (["no", "maybe"], ["yes", "no"], "line 2: its label 'maybe' is none", None),
         (["10", "2", "0"], None, [2, 1, 0], ["0", "2", "10"]),
         (["1", 0, "no "], ["no", "yes"], [1, 0, 0], ["no", "yes"]),
-        ([2, 1, 2], ["1", "2", "3"], [2, 1, 2], ["1", "2", "3"]),
+        ([2, 1, 2], ["1", "2", "3"], "its labels and the names of classes are numbers", None),
         ([0, 5000], None, "line 2: its label 5000 is none of the classes 0, 1", None),
         ([True, False, 1.0], None, [1, 0, 1], ["0", "1"]),
         (["no", None], None, "line 2: has no label", None),
