@@ -1,10 +1,15 @@
 """The mistakes a user can make, one class per way out. Any other exception is a bug of ours."""
 
 import copyreg
+import logging
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from typing import Any
+
+LOG = logging.getLogger("featcal")
+warn_once = cache(LOG.warning)  # of each message
 
 
 class FeatCalError(Exception):

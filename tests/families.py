@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import tiny
 import torch
@@ -29,8 +30,10 @@ def tokens(seed, count=6, length=7, shortest=4):
     return ids * mask, mask
 
 
-def text(seed, batch=3):
+def text(seed, batch=3, end=False):
     ids, mask = tokens(seed)
+    if end:  # with 1, as T5's classifier needs
+        ids.scatter_(1, mask.sum(1, keepdim=True) - 1, 1)
     return [
         {"input_ids": i, "attention_mask": m}
         for i, m in zip(ids.split(batch), mask.split(batch), strict=True)
@@ -39,21 +42,12 @@ def text(seed, batch=3):
 
 def translations(seed, batch=3):
     labels, mask = tokens(seed + 50, length=5, shortest=2)
-    labels = labels.masked_fill(mask == 0, -100)
-    return [
-        b | {"labels": part} for b, part in zip(text(seed, batch), labels.split(batch), strict=True)
-    ]
+    targets = zip(text(seed, batch), labels.masked_fill(mask == 0, -100).split(batch), strict=True)
+    return [of_text | {"labels": part} for of_text, part in targets]
 
 
 def pairs(seed, batch=3):
     return [a | b for a, b in zip(images(seed, batch=batch), text(seed, batch), strict=True)]
-
-
-def whole_clip():
-    text, vision = tf.CLIPTextConfig(**CLIP_TEXT), tf.CLIPVisionConfig(**WIDE)
-    return tf.CLIPModel(
-        tf.CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16)
-    )
 
 
 @dataclass(frozen=True)
@@ -68,19 +62,23 @@ class Family:
 
 def family(class_name, config, path, name="blocks", batches=text, **more):
     kind = getattr(tf, class_name)
-    return Family(lambda: kind(kind.config_class(**config)), batches, {name: path}, **more)
+    stacks = path if isinstance(path, dict) else {name: path}
+    return Family(lambda: kind(kind.config_class(**config)), batches, stacks, **more)
 
 
+ended = partial(text, end=True)
 T5_STACKS = {"encoder": "encoder.block", "decoder": "decoder.block"}
 CLIP_STACKS = {"vision": "vision_model.encoder.layers", "text": "text_model.encoder.layers"}
+BELOW = {name: f"transformer.{path}" for name, path in T5_STACKS.items()}
+WHOLE_CLIP = {"text_config": CLIP_TEXT, "vision_config": WIDE, "projection_dim": 16}
 GATED = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 FAMILIES = {
-    "t5": Family(lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5)), translations, T5_STACKS),
-    "t5_gated": Family(
-        lambda: tf.T5ForConditionalGeneration(tf.T5Config(**GATED)), translations, T5_STACKS
-    ),
+    "t5": family("T5ForConditionalGeneration", T5, T5_STACKS, batches=translations),
+    "t5_gated": family("T5ForConditionalGeneration", GATED, T5_STACKS, batches=translations),
+    "t5_classifier": family("T5ForSequenceClassification", T5, BELOW, batches=ended),
     "t5_encoder": family("T5EncoderModel", T5, "encoder.block", "encoder"),
-    "clip": Family(whole_clip, pairs, CLIP_STACKS),
+    "t5_tagger": family("T5ForTokenClassification", T5, BELOW["encoder"], "encoder"),
+    "clip": family("CLIPModel", WHOLE_CLIP, CLIP_STACKS, batches=pairs),
     "clip_text": family("CLIPTextModel", CLIP_TEXT, "encoder.layers", "text"),
     "llama": family("LlamaForCausalLM", GROUPED, "model.layers", "decoder"),
     "bert": family("BertModel", TEXT, "encoder.layer"),
@@ -122,7 +120,5 @@ def experiment(family, dtype=torch.float64, experts=("a", "b"), **batching):
     batches = {task: family.batches(100 + 10 * i, **batching) for i, task in enumerate(experts)}
     for batch in (batch for own in batches.values() for batch in own):
         batch |= {k: v.to(dtype) for k, v in batch.items() if v.is_floating_point()}
-    given = tiny.experiment(
-        tasks=experts, build=lambda dtype: make(family.build, dtype=dtype), dtype=dtype
-    )
+    given = tiny.experiment(tasks=experts, build=partial(make, family.build), dtype=dtype)
     return given | {"batches": batches}

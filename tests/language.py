@@ -45,12 +45,9 @@ def tokenizer(
     inner = Tokenizer(models.BPE({token: i for i, token in enumerate((*SPECIAL, *BYTES))}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)]
-    )
-    made = tf.PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=pad, eos_token="</s>", bos_token="<s>"
-    )
+    ends, how = [("</s>", 1)], {"eos_token": "</s>", "bos_token": "<s>"}
+    inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=ends)
+    made = tf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=pad, **how)
     made.chat_template = template
     return made
 

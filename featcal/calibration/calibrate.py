@@ -1,7 +1,6 @@
 """Calibrate a merged model from folders to a folder, or from modules to a module."""
 
 import json
-import logging
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from featcal.calibration.scratch import RunFolder, Spool, copy_with, scratch_fol
 from featcal.card import RECORD, BlockRecord, Result, calibration_card, write_card
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadCapture, BadSetting, SingularGram, counted
+from featcal.errors import LOG, BadCapture, BadSetting, SingularGram, counted
 from featcal.files import atomic_folder, claimed, require_apart
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks, sample_count
 from featcal.models.load import load_as_calibrated, require_replaceable, save_model
@@ -33,7 +32,6 @@ from featcal.settings import Calibration, require
 
 # share of a GPU's free memory for features; blocks, sums and the current batch need the rest
 GPU_SHARE = 0.25
-LOG = logging.getLogger("featcal")
 
 
 def calibrate(

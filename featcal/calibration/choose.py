@@ -28,14 +28,14 @@ from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.moments import token_weights
 from featcal.core.precision import SUM_DTYPE, wide
-from featcal.errors import BadBatches, BadCapture, BadFile, NotFinite, UnknownKey
+from featcal.errors import BadBatches, BadCapture, NotFinite, UnknownKey, warn_once
 from featcal.models import batch as of_batches
 from featcal.models.batch import Batch, Batches, TaskBatches, sample_count, token_mean
 from featcal.models.blocks import last_outputs, model_call
 from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan, plan_for
 from featcal.models.sentences import Sentences
-from featcal.models.streamed import ModelHandle, StreamedModel
+from featcal.models.streamed import ModelHandle, StreamedModel, report_labels
 from featcal.settings import Calibration, require
 
 # aims at the experts' residual stream, site by site
@@ -138,15 +138,14 @@ def divergences(
     labels: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, list[float]]]:
     """Return held-out samples' divergence by task and model; `seen` are more, for relations."""
-    by_task: dict[str, dict[str, list[float]]] = {}
+    handles, by_task = (*students.values(), *models.experts.values()), dict[str, Any]()
+    report_labels([handle.module for handle in handles], "answers are compared", warn_once)
     for task, samples in held_out.items():
-        expert, pooling, classes = models.experts[task], None, (labels or {}).get(task)
-        with suppress(BadFile):  # the expert's pooling is not supported: take the mean over tokens
-            if isinstance(expert, StreamedModel):  # for all models, so that features compare
-                pooling = Sentences.of_folder(expert.folder)
-        lacks_head = isinstance(expert, StreamedModel) and any(
-            names[0] not in expert.stored for names in expert.ties
-        )
+        expert, classes = models.experts[task], (labels or {}).get(task)
+        pooling, lacks_head = None, False
+        if isinstance(expert, StreamedModel):  # it pools for all models, so that features compare
+            pooling = Sentences.or_mean(expert.folder)
+            lacks_head = any(names[0] not in expert.stored for names in expert.ties)
         options = models.plan, pooling, lacks_head
         kl: dict[str, list[float]] = {name: [] for name in students}
         features: dict[str, list[Tensor]] = {name: [] for name in students}

@@ -1,7 +1,6 @@
 """Open the models of a calibration, and carry every task's features from block to block."""
 
 import copy
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.core.moments import Drift
 from featcal.core.precision import FLOATS
-from featcal.errors import BadBatches
+from featcal.errors import LOG, BadBatches
 from featcal.models import batch as of_batches
 from featcal.models import load
 from featcal.models.batch import Batch, Batches, Model, TaskBatches, check_batch, naming
@@ -31,7 +30,6 @@ from featcal.settings import Calibration, require
 NO_SAMPLES = "is empty; calibration needs at least one batch with at least one sample"
 CODE = ("core", "models", "calibration")  # subpackages that weights depend on
 SAMPLES, SAMPLE = 64, 4096  # pieces of a weight file that are read, bytes of each
-LOG = logging.getLogger("featcal")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typer import Option
 from featcal.card import read_card
 from featcal.cli import inputs, options
 from featcal.cli.output import add_to_card, note, say_json, table
-from featcal.errors import FeatCalError, TensorsDiffer
+from featcal.errors import TensorsDiffer, shorten
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ CLASS_MEANS = "Vision model whose class means on train serve as heads. Default: 
 WHOLE = "must be the whole CLIP, which makes the heads for images; or give --class-means"
 LABELLED = "Labelled images or texts of a task. Repeatable."
 TEMPLATE = "Prompt with {} for the class. Repeatable."
-CLASSES = "Names of a text task's labels 0, 1, ...; an encoder makes its own vectors. Repeatable."
+CLASSES = "All classes of a task; labels 0, 1, ... are numbered in this order. Repeatable."
+FOUND = "{0}: classes found in this split: {1}; to add or to name some: --classes {0}=A,B,..."
 EPILOG = """Images need the whole CLIP, whose text tower makes the zero-shot heads, or --class-means with the base.
 
 Texts are classified by the model's own head. Without one, a causal model or T5 chooses the label
@@ -54,8 +55,7 @@ def evaluate(
 ) -> None:
     """Measure the accuracy of a model on labelled images or texts, task by task."""
     (sampling,) = options.read_set(setting, "evaluate", *SETTINGS)
-    prompts, classes = template or [], classes or []
-    columns = options.columns_named(column)
+    prompts, columns = template or [], options.columns_named(column)
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
     collect = inputs.MistakeCollector()
@@ -73,10 +73,10 @@ def evaluate(
     from featcal.models.load import torch_device
     from featcal.models.stored import skeleton
 
-    target = torch_device(device)
+    how = options.classes_named(classes, datasets), sampling, torch_device(device), columns
     if base is not None:
-        expected = "stands alone, without --clip, --template and --classes"
-        require(not (whole or prompts or classes), "--class-means", str(base), expected)
+        expected = "stands alone, without --clip and --template"
+        require(not (whole or prompts), "--class-means", str(base), expected)
         expected = "must be a folder with pictures of a split train, whose means are the heads"
         for name, location in datasets.items():
             require(location.has_splits, f"--data {name}", str(location.source), expected)
@@ -84,14 +84,13 @@ def evaluate(
             pictures = input_of(skeleton(checked)).kind == "pictures"
             require(pictures, "--class-means", str(checked), "is for models of images")
         kind, unit = "image-classification", "images"
-        answers = image_answers(folder, base, datasets, None, sampling, target, columns)
+        answers = image_answers(folder, base, datasets, None, *how)
     elif whole is None and input_of(skeleton(folder)).kind != "pictures":
         kind, unit = "text-classification", "texts"
-        answers = text_answers(folder, datasets, prompts, classes, sampling, target, columns)
+        answers = text_answers(folder, datasets, prompts, *how)
     else:
-        if classes or sampling.tokens is not None:
-            problem = f"{folder} reads images; --classes and --set tokens are for texts"
-            raise FeatCalError("evaluate", problem, "leave them out")
+        expected = f"is for texts, but {folder} reads images; leave it out"
+        require(sampling.tokens is None, "--set tokens", sampling.tokens, expected)
         kind, unit = "zero-shot-image-classification", "images"
         prompts = prompts or inputs.PROMPT
         if whole is None:  # the model itself, or the base that its folder records
@@ -100,11 +99,11 @@ def evaluate(
                 near = recorded.file.parent
                 folders.append(inputs.model_folder(str(recorded.file), recorded.base, near))
             whole = inputs.whole_clip(folders, "--clip", None, WHOLE)
-        answers = image_answers(folder, whole, datasets, prompts, sampling, target, columns)
+        answers = image_answers(folder, whole, datasets, prompts, *how)
     tasks, rows, results = {}, [], []
     for task, (correct, class_count) in answers.items():
         value = percent(correct)
-        tasks[task] = {"accuracy": value, unit: len(correct)}
+        tasks[task] = {"accuracy": value, unit: len(correct), "classes": class_count}
         rows.append([task, str(class_count), str(len(correct)), f"{value:.2f}"])
         results.append((task, "accuracy", "accuracy", round(value / 100, 4)))
     average = sum(task["accuracy"] for task in tasks.values()) / len(tasks)
@@ -122,6 +121,7 @@ def image_answers(
     base: Path,
     datasets: "Mapping[str, Location]",
     templates: list[str] | None,
+    classes: Mapping[str, list[str]],
     sampling: options.Sampling,
     device: Any,
     columns: Mapping[str, str],
@@ -141,7 +141,8 @@ def image_answers(
     how["preprocess"] = Preprocess.from_folder(base)
 
     def read(split: str) -> dict[str, Any]:
-        return {n: load_images(split=split, **vars(data), **how) for n, data in datasets.items()}
+        how["split"], sets = split, datasets.items()
+        return {n: load_images(classes=classes.get(n), **vars(d), **how) for n, d in sets}
 
     tasks, heads, projection = read(sampling.split), {}, None
     if templates is None:
@@ -154,6 +155,8 @@ def image_answers(
         tokenizer = load_tokenizer(base)
         expected = f"must hold only words that the tokenizer of {base} knows; use --template"
         for task, images in tasks.items():
+            if images.occurring:
+                note(FOUND.format(task, shorten(", ".join(images.classes), 200)))
             for prompt in accuracy.prompts_of(images.classes, templates):
                 in_vocabulary = accuracy.words_known(tokenizer, [prompt], ["{}"])
                 require(in_vocabulary, f"{task}: prompt", prompt, expected)
@@ -168,7 +171,7 @@ def text_answers(
     folder: Path,
     datasets: "Mapping[str, Location]",
     templates: list[str],
-    classes: list[str],
+    classes: Mapping[str, list[str]],
     sampling: options.Sampling,
     device: Any,
     columns: Mapping[str, str],
@@ -179,7 +182,6 @@ def text_answers(
     from featcal.models.load import load_model
     from featcal.models.sentences import Sentences
 
-    names = options.classes_named(classes, datasets)
     model = load_model(folder).to(device)
     method, reader = answer_method(model), reader_for([folder], input_of(model), sampling.tokens)
     sentences, answers = Sentences.of_folder(folder), {}
@@ -191,9 +193,9 @@ def text_answers(
     note(f"{folder}: {ANSWER_METHODS[method]}{mean}")
     text_model = TextModel(model, reader, 1 if reader.inputs.alone else sampling.batch, sentences)
     for task, dataset in datasets.items():
-        labelled = load_labelled(dataset, sampling.split, names.get(task), columns)
-        if method != "head" and labelled.classes == [*map(str, range(len(labelled.classes)))]:
-            note(f"{task}: classes without names; name them with --classes {task}=A,B,...")
+        labelled = load_labelled(dataset, sampling.split, classes.get(task), columns)
+        if method != "head" and labelled.occurring:
+            note(FOUND.format(task, shorten(", ".join(labelled.classes), 200)))
         named = labelled.samples[0].label is not None and method == "likelihood"
         prompts = templates or [" {}" if named else "{}"]
         answers[task] = right_answers(text_model, labelled, prompts), len(labelled.classes)

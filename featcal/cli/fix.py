@@ -48,8 +48,6 @@ def fix(
     force: options.Force = False,
 ) -> None:
     """Calibrate a merged model, write it, and report whether it is better for each expert."""
-    from featcal.models.sentences import Sentences
-
     inputs = read_inputs(merged, base, expert, data, named_by="MERGED")
     if out is None:
         hub = hub_checkpoint(inputs.merged)
@@ -66,8 +64,6 @@ def fix(
         way_out = "featcal calibrate --preset paper calibrates with fewer, without a check"
         problem = f"at least {LEAST} samples of each task are needed to choose settings and compare"
         raise BadData("--data", f"{problem}; {listed}", "give more samples, or", way_out)
-    for folder in (inputs.merged, *inputs.experts.values()):
-        Sentences.of_folder(folder)  # refuses modules that cannot be compared afterwards
     if output.recorded_draws(inputs.merged):
         note(f"{inputs.merged} was made with samples: some of those held out may be among them")
     draws, rest = {}, {}

@@ -312,7 +312,7 @@ class Request:
         for task in experts.keys() & self.classes.keys():
             folder = experts[task]
             reader = reader_for([base, merged], model_input, self.draw.tokens, folder)
-            model, sentences = load_model(folder), Sentences.of_folder(folder)
+            model, sentences = load_model(folder), Sentences.or_mean(folder)
             encoder = TextModel(model, reader, self.draw.batch, sentences)
             labels[task] = vectors(encoder, self.classes[task])
         return labels

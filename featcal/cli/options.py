@@ -181,11 +181,13 @@ def pairs_by_name(
 
 def classes_named(pairs: Pairs, tasks: Iterable[str]) -> dict[str, list[str]]:
     """Return the `--classes` arguments by task."""
-    classes = pairs_by_name("--classes", pairs or (), "NAME=A,B,...", "reviews=bad,good")
+    given = pairs_by_name("--classes", pairs or (), "NAME=A,B,...", "reviews=bad,good")
+    classes = {task: [*map(str.strip, names.split(","))] for task, names in given.items()}
     for task, names in classes.items():
         require(task in tasks, "--classes", task, f"must name a task of --data: {', '.join(tasks)}")
-        require("," in names, "--classes", names, "must name at least two classes, with commas")
-    return {task: [*map(str.strip, names.split(","))] for task, names in classes.items()}
+        expected = "must name at least two classes, each once, with commas between them"
+        require(len({*names} - {""}) == len(names) > 1, "--classes", given[task], expected)
+    return classes
 
 
 def columns_named(pairs: Pairs) -> dict[str, str]:

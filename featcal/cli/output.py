@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from featcal.card import RECORD, add_results, read_record
-from featcal.errors import BadSetting, HubUnreachable, one_line
+from featcal.errors import LOG, BadSetting, HubUnreachable, one_line
 from featcal.files import require_apart, write_json
 from featcal.settings import require
 
@@ -42,7 +42,6 @@ Measured = tuple[str, str, str, float]  # task, metric, its name, value
 # switches for the progress bars of other packages
 BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
-LOG = logging.getLogger("featcal")
 DRAW = ("seed", "split", "samples", "rows")  # keys of a record
 
 

@@ -15,9 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from featcal.data import texts as text_data
 from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Indices, Preprocess
-from featcal.data.places import LOG, Columns, Location, location_of, open_images
+from featcal.data.places import Columns, Location, location_of, open_images
 from featcal.data.texts import ModelInput, Reader, Sample, TokenizedText, input_of
-from featcal.errors import BadData, counted
+from featcal.errors import LOG, BadData, counted
 from featcal.models.batch import IGNORED, Batch
 from featcal.models.stored import skeleton
 from featcal.settings import require

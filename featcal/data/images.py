@@ -23,8 +23,8 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from featcal.data import places
-from featcal.data.places import IMAGE, LABEL, SPLITS, Location, open_images, split_files
-from featcal.errors import BadData, BadFile, BadSetting, MissingPath, counted, one_line
+from featcal.data.places import IMAGE, LABEL, SPLIT_NAMES, Location, open_images, split_files
+from featcal.errors import BadData, BadFile, BadSetting, MissingPath, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -121,6 +121,7 @@ class ImageSet:
     preprocess: Preprocess
     labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # (n,)
     classes: tuple[str, ...] = ()  # names by label
+    occurring: bool = False  # the classes are those of these pictures, and there may be others
     device: torch.device | None = field(default=None, kw_only=True)
     dtype: torch.dtype = field(default=torch.float32, kw_only=True)  # of the model's input
 
@@ -165,19 +166,21 @@ def load_images(
         in_memory: bytes up to which pictures are decoded now, else whenever they are asked for.
     Raises: as open_images; BadData for a wrong label or picture, or classes without names.
     """
-    import datasets
-
     location, origin = Location(source, revision, config), f"{source} ({split})"
     table = open_images(location, split, True, {key: c for c, key in (columns or {}).items()})
-    if classes is None and "string" in str(getattr(table.features[LABEL], "dtype", None)):
-        names = sorted({*table[LABEL]} - {None})
-        table = table.cast_column(LABEL, datasets.ClassLabel(names=names))
-    names = _names(origin, table.features[LABEL], classes, Path(source))
-    labels = _labels(origin, table, len(names))
+    values = [v.strip() if isinstance(v, str) else v for v in table.data.column(LABEL).to_pylist()]
+    named = classes or places.in_order(v for v in values if v and isinstance(v, str))
+    names = _names(origin, table.features[LABEL], named, Path(source))
+    labels, last = places.class_numbers(values, names), len(names) - 1
+    if wrong := [row for row, label in enumerate(labels) if not 0 <= label <= last]:
+        problem = f"row {wrong[0]} has label {values[wrong[0]]!r}, outside 0 to {last}"
+        way_out = f"store whole numbers from 0 to {last}, or names of classes, in every row"
+        raise BadData(origin, problem, way_out)
     rows: Rows = EncodedRows(location, split, table, preprocess)
     if in_memory and len(labels) * rows[np.arange(1)].nbytes <= in_memory:
         rows = rows[np.arange(len(labels))]
-    return ImageSet(rows, preprocess, labels, names)
+    own = bool(named) and not classes
+    return ImageSet(rows, preprocess, np.array(labels, np.int64), names, own)
 
 
 def class_names(folder: str | Path) -> tuple[str, ...]:
@@ -186,10 +189,10 @@ def class_names(folder: str | Path) -> tuple[str, ...]:
     import pyarrow.parquet
 
     folder = Path(folder)
-    if files := [file for split in SPLITS for file in split_files(folder, split, (".parquet",))]:
+    if files := [f for s in SPLIT_NAMES for f in split_files(folder, s, (".parquet",))]:
         features = datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(files[0]))
         return _names(str(folder), features.get(LABEL), None, folder)
-    return _names(str(folder), None, places.classes_in(folder, SPLITS) or None, folder)
+    return _names(str(folder), None, places.classes_in(folder, SPLIT_NAMES) or None, folder)
 
 
 class EncodedRows:
@@ -252,13 +255,10 @@ class EncodedRows:
 def _names(origin: str, feature: Any, names: Sequence[str] | None, folder: Path) -> tuple[str, ...]:
     """Return the class names: given ones, those of the label feature, or of README.md."""
     stored = getattr(feature, "names", None)
-    if names is not None and stored is not None and len(stored) != len(names):
-        problem = f"{counted(len(names), 'class name')} given, but its labels have {len(stored)}"
-        raise BadData(origin, problem, "check the list of names")
-    names = names or stored or _names_in_readme(folder)
+    names = places.given_or_stored(origin, names, stored) or _names_in_readme(folder)
     if not names:
-        way_out = "use a ClassLabel feature, or write them into README.md (dataset_info)"
-        raise BadData(origin, "the classes have no names", way_out)
+        way_out = "use a ClassLabel feature, or write them into README.md (dataset_info), or"
+        raise BadData(origin, "the classes have no names", way_out, "evaluate with --classes")
     return tuple(names)
 
 
@@ -275,19 +275,3 @@ def _names_in_readme(folder: Path) -> list[str] | None:
         raise BadFile(folder / "README.md", problem, "correct it, or remove the head") from None
     features = (info.features or {} for info in infos.values())
     return next((f[LABEL].names for f in features if hasattr(f.get(LABEL), "names")), None)
-
-
-def _labels(origin: str, table: "Dataset", classes: int) -> NDArray[np.int64]:
-    """Return the labels, (n,). Raises: BadData for one that is no number of a class."""
-    column = table.data.column(LABEL)
-    values = column.to_numpy()
-    way_out = f"store whole numbers from 0 to {classes - 1}, or names of classes, in every row"
-    if values.dtype.kind not in "iub":  # kind b: some data sets store two classes as true and false
-        kind = "missing in some rows" if column.null_count else table.features[LABEL].dtype
-        raise BadData(origin, f"its labels are {kind}", way_out)
-    labels: NDArray[np.int64] = values.astype(np.int64)
-    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
-    if len(wrong):
-        problem = f"row {wrong[0]} has label {labels[wrong[0]]}, outside 0 to {classes - 1}"
-        raise BadData(origin, problem, way_out)
-    return labels

@@ -6,14 +6,12 @@ one commit and then read like a folder, so that offline runs read the same commi
 
 import errno
 import glob
-import logging
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +30,6 @@ Kind = Literal["model", "dataset"]
 Columns = Mapping[str, str] | None  # the column of a key of a sample, where its name differs
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = (*SPLITS, "training", "val", "valid", "dev", "eval", "testing")  # in small letters
-LOG = logging.getLogger("featcal")
 IMAGE, LABEL = "image", "label"
 NOT_READ = (".heic", ".heif", ".avif", ".jxl", ".svg", ".dng")  # pictures that `datasets` skips
 # JSON lines are parsed row by row
@@ -40,8 +37,9 @@ BUILDERS = dict.fromkeys((".jsonl", ".txt"), "text")
 BUILDERS |= {f".{kind}": kind for kind in ("parquet", "csv", "json", "arrow")}
 # in a CSV only an empty cell is missing: None and NA may be texts or classes. With `index_col`
 # pandas warns of rows longer than the header; without, it shifts them by one column in silence
-READING = {"csv": {"keep_default_na": False, "na_values": [""], "index_col": False}}
-READING |= {"text": {"encoding": "utf-8-sig"}}
+READING: dict[str, Any] = {"text": {"encoding": "utf-8-sig"}}
+READING["csv"] = {"keep_default_na": False, "na_values": [""], "index_col": False}
+READING["csv"] |= {"chunksize": 10**9}  # in parts, 007 becomes 7 where a part has only numbers
 LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
 LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
 LAYOUTS += ("{}/data-*.arrow", "data-*.arrow")  # of save_to_disk in `datasets`
@@ -190,7 +188,9 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
         if holds_splits(folder) or labelled or not folder.is_dir():
             raise _no_split(folder, split, f"{split}.parquet or {split}/<class>/")
         root = folder
-    _report_unread(origin, root.resolve())
+    if left := [file for file in root.rglob("*") if file.suffix.lower() in NOT_READ]:
+        unread = f"{counted(len(left), 'file')} such as {left[0].name}"
+        errors.warn_once(f"{origin}: {unread} cannot be read; convert to PNG or JPEG")
     files = pictures_in(root)
     if not files:
         raise BadData(origin, "holds no picture that can be read", "put PNG or JPEG files there")
@@ -204,8 +204,8 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
             raise BadData(root, problem, f"put pictures into {split}/<class>/, not above or below")
         columns[LABEL] = [file.split("/")[0] for file in files]
         # of all splits, so that a class without pictures in one split keeps its number
-        others = classes_in(folder, (name for name in SPLITS if name != split))
-        features[LABEL] = datasets.ClassLabel(names=sorted({*columns[LABEL], *others}))
+        others = classes_in(folder, (name for name in SPLIT_NAMES if name != split))
+        features[LABEL] = datasets.ClassLabel(names=in_order([*columns[LABEL], *others]))
     return datasets.Dataset.from_dict(columns, features)
 
 
@@ -231,14 +231,28 @@ def pictures_in(folder: Path) -> list[str]:
 def classes_in(folder: Path, splits: Iterable[str]) -> list[str]:
     """Return the names of the folders that hold pictures directly, in any of the splits."""
     paths = (path for split in splits for path in pictures_in(folder / split))
-    return sorted({path.split("/")[0] for path in paths if path.count("/") == 1})
+    return in_order(path.split("/")[0] for path in paths if path.count("/") == 1)
 
 
-@cache  # warn once per folder: a command opens it several times
-def _report_unread(origin: str, folder: Path) -> None:
-    if left := [file for file in folder.rglob("*") if file.suffix.lower() in NOT_READ]:
-        files = f"{counted(len(left), 'file')} such as {left[0].name}"
-        LOG.warning(f"{origin}: {files} cannot be read; convert to PNG or JPEG")
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return class names sorted, each once; numbers by value, 10 after 2."""
+    ordered = sorted({*names})
+    return sorted(ordered, key=int) if all(map(str.isdecimal, ordered)) else ordered
+
+
+def given_or_stored(origin: str, given: Any, stored: Any) -> Any:
+    """Return the given names of classes, else the stored; these in another order stay as stored."""
+    if given and stored and len(given) != len(stored):
+        problem = f"{counted(len(given), 'class name')} given, but its labels have {len(stored)}"
+        raise BadData(origin, problem, "check the list of names")
+    return given if given and {*given} != {*(stored or ())} else stored
+
+
+def class_numbers(values: Sequence[Any], names: Sequence[str]) -> list[int]:
+    """Return the number of each class: of its name, else the number that a text is, else -1."""
+    number_of: dict[Any, int] = {name: n for n, name in reversed([*enumerate(names)])}
+    known = (int(v) if isinstance(v, int) else v if isinstance(v, str) else "" for v in values)
+    return [number_of.get(v, int(v) if f"{v}".isdecimal() else -1) for v in known]
 
 
 def _read(origin: str, builder: str, **options: Any) -> "Dataset":

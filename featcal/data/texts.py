@@ -18,6 +18,7 @@ from jinja2 import TemplateError
 from torch import nn
 from transformers.models.auto import modeling_auto as auto
 
+from featcal.data import places
 from featcal.data.places import LABEL, Columns, Location, open_table, split_files
 from featcal.errors import BadData, BadFile, BadSetting, FeatCalError, one_line, shorten
 from featcal.models.checkpoint import MODULES
@@ -68,9 +69,8 @@ class TextRows(Sequence[Sample]):
                 raise BadData(origin, "holds no text", "put one sample per line there")
             return
         _form(origin, table.column_names, columns)  # a row with null there may hold another
-        used = [columns.get(key, key) for key in (*chain(*FORMS), label, "tools")]
-        used = [column for column in dict.fromkeys(used) if column in table.column_names]
-        self._table = table.select_columns(used)
+        used = {columns.get(key, key) for key in (*chain(*FORMS), label, "tools")}
+        self._table = table.select_columns([name for name in table.column_names if name in used])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -108,6 +108,7 @@ class Labelled:
     samples: Sequence[Sample]
     labels: Sequence[int]
     classes: Sequence[str]
+    occurring: bool  # the classes are those of these samples, and there may be others
 
 
 def load_labelled(
@@ -115,18 +116,21 @@ def load_labelled(
 ) -> Labelled:
     """Read the samples of one split, labelled by "label" or target; `classes` are the names."""
     rows, origin = load_text(location, split, columns), f"{location.source} ({split})"
-    samples = list(rows)
+    samples, columns = list(rows), columns or {}
+    if "target" in columns and LABEL not in columns:  # a column "label" says something else
+        rows.classes, samples = None, [replace(sample, label=None) for sample in samples]
     values: list[Any] = [s.target if s.label is None else s.label for s in samples]
     samples = [s if s.label is not None else replace(s, target=None) for s in samples]
-    names, numeric = classes or rows.classes, all(isinstance(value, int) for value in values)
-    if not names and numeric:
-        names = [str(n) for n in range(min(max(values) + 1, max(MOST_CLASSES, len(values))))]
+    seen, names = {*values} - {None}, places.given_or_stored(origin, classes, rows.classes)
+    if all(isinstance(value, int) for value in seen):
+        if any(name.isdecimal() and name != str(n) for n, name in enumerate(classes or ())):
+            way_out = "give the classes as words, in the order of labels 0, 1, ..."
+            raise BadData(origin, "its labels and the names of classes are numbers", way_out)
+        names = names or [*map(str, range(min(max(seen or {0}) + 1, max(MOST_CLASSES, len(rows)))))]
     elif not names:
-        names = sorted({str(value) for value in values if value is not None})
-        names.sort(key=int if all(map(str.isdecimal, names)) else None)  # 10 after 2
-    # the first of two classes of one name counts
-    number_of = {name: number for number, name in reversed([*enumerate(names)])}
-    labels = values if numeric else [number_of.get(str(value), -1) for value in values]
+        names = places.in_order(map(str, seen))
+        values = [value if value is None else str(value) for value in values]
+    labels = places.class_numbers(values, names)
     for sample, value, label in zip(samples, values, labels, strict=True):
         if value is None:
             way_out = 'give "label" (a name or a number from 0) next to the text, or a target'
@@ -136,7 +140,7 @@ def load_labelled(
             raise BadData(sample.origin, problem, "number them from 0, or check their names")
     if len(names) < 2:
         raise BadData(origin, f"holds the one label {names[0]!r}", "accuracy needs two classes")
-    return Labelled(origin, samples, labels, names)
+    return Labelled(origin, samples, labels, names, not (classes or rows.classes))
 
 
 def _form(
@@ -182,6 +186,7 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
             raise BadData(origin, problem, "remove it, or write the whole character") from None
     if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()):
         label = int(label)
+    label = label.strip() or None if isinstance(label, str) else label
     label = label if isinstance(label, int | str) else None
     values = texts.values() if messages is None else ()
     return Sample(origin, *values, messages=messages, label=label, tools=tools)

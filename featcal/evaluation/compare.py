@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from featcal.calibration import choose
 from featcal.core.moments import Drift
 from featcal.core.precision import FLOATS, SUM_DTYPE, exact_products
-from featcal.errors import BadBatches, NotFinite
+from featcal.errors import BadBatches, NotFinite, warn_once
 from featcal.models import streamed
 from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
 from featcal.models.load import evaluation_mode, torch_device
@@ -106,18 +106,20 @@ def compare(
         return InMemoryModel(nn.ModuleDict(parts))
 
     tested = {name: opened(model) for name, model in models.items()}
-    agreements: list[Agreement] = []
+    agreements, heads = list[Agreement](), [handle.module for handle in tested.values()]
     for task in sorted(experts):
         expert = opened(experts[task])
         # only blocks must be alike: experts may have heads with their own numbers of classes
         opened_models = {f"expert {task!r}": expert, **tested}
         modules = {name: handle.module for name, handle in opened_models.items()}
+        heads.append(expert.module)
         streamed.require_one_family({n: type(m) for n, m in modules.items()})
         streamed.require_same_configs({n: getattr(m, "config", None) for n, m in modules.items()})
         streamed.require_same_tensors({n: blocks_alone(m) for n, m in modules.items()})
         with exact_products(), evaluation_mode([*modules.values()]):
             classes = (labels or {}).get(task)
             agreements += task_agreements(task, tested, expert, batches[task], plan, classes)
+    streamed.report_labels(heads, "answers are compared", warn_once)
     return agreements
 
 
@@ -178,7 +180,7 @@ def task_agreements(
     """Return the records of one task. Raises: BadBatches; NotFinite."""
     totals = {name: Totals(classes) for name in models}
     # the expert's pooling and layers serve for all models, so that features compare
-    sentences = Sentences.of_folder(expert.folder) if isinstance(expert, StreamedModel) else None
+    sentences = Sentences.or_mean(expert.folder) if isinstance(expert, StreamedModel) else None
     options = plan, sentences, False
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, expert.module)

@@ -27,7 +27,7 @@ from featcal.models.checkpoint import all_finite, encodes_sentences, is_adapter,
 from featcal.models.lora import copied, untied_config, unwrapped, without_adapters
 from featcal.models.sentences import merge_modules
 from featcal.models.stored import ModelCheckpoint
-from featcal.models.streamed import require_same_configs
+from featcal.models.streamed import report_labels, require_same_configs
 from featcal.settings import require
 
 PROJECTION, LOGIT_SCALE = "visual_projection", "logit_scale"
@@ -296,11 +296,7 @@ def open_merge(
     if len({*ends.values()}) > 1:  # else what was merged may never end
         listed = ", ".join(f"{end} in {label}" for label, end in ends.items())
         progress(f"eos_token_id differs ({listed}); the base's is written, with its chat template")
-    labels = {tuple((getattr(c, "id2label", None) or {}).values()) for c in configs.values()}
-    alike = len({type(m.module) for m in opened.values()}) == len({*map(len, labels)}) == 1
-    heads = [names for names in labels if "LABEL_0" not in names]
-    if alike and len(heads) > 1:  # else every head stays with its model
-        progress(f"labels differ ({'; '.join(map(str, heads))}): heads are merged row by row")
+    report_labels([model.module for model in opened.values()], "heads are merged", progress)
     untied = sources.untied_names(form.source, [opened[task].tensors for task in experts])
     # the tensors of each model that its class and another model lack
     surplus = {task: {n for n, _ in getattr(m, "surplus", ())} for task, m in opened.items()}

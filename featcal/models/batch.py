@@ -148,6 +148,7 @@ def padding_mask(
     if isinstance(mask, Tensor) and keyword == "labels":
         mask = mask != IGNORED
     elif mask is None and keyword == "decoder_attention_mask":
+        mask = batch.get("attention_mask")  # a classifier's decoder reads the text once more
         if isinstance(inputs := batch.get("decoder_input_ids"), Tensor):
             mask = inputs != pad
             mask[:, 0] = True  # many decoders start with the padding token

@@ -69,7 +69,9 @@ class LazyTensor:
 def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
     """Return the error of a folder without safetensors, with a way out if it holds a pickle."""
     files = sorted(path.name for path in folder.iterdir() if path.exists())
-    way_out = f"give the folder that holds {wanted}, or its shards with their index"
+    as_one = "with its shards joined (safetensors.torch: load_file of each, one save_file)"
+    shards = "or its shards with their index" if wanted == SINGLE else as_one
+    way_out = f"give the folder that holds {wanted}, {shards}"
     if pickles := list(filter(PICKLE.fullmatch, files)):
         way_out = (
             f"{pickles[0]} is a pickle, which can run code and is not read here: if you trust it, "

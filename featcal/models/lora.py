@@ -5,7 +5,6 @@ float32 or wider, so that the sum is not rounded to bfloat16. peft is imported o
 """
 
 import copy
-import logging
 import os
 import re
 import warnings
@@ -22,7 +21,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
-from featcal.errors import BadFile, one_line, optional_package
+from featcal.errors import LOG, BadFile, one_line, optional_package
 from featcal.files import read_json
 from featcal.models import checkpoint
 from featcal.models.batch import Model
@@ -31,7 +30,6 @@ from featcal.models.load import copy_other_files, load_as_calibrated, save_model
 from featcal.models.modules import tied_names
 
 Tensors = dict[str, Tensor]  # by name
-LOG = logging.getLogger("featcal")
 WEIGHTS = "adapter_model.safetensors"
 ROOT = "base_model.model."  # peft's prefix of all names
 # of a CLIPModel what is not its vision tower

@@ -144,12 +144,14 @@ CLIP = BlockPlan(Stack("vision", TOWER, mask="", token_rule=class_token_last), T
 SIGLIP = BlockPlan(Stack("vision", TOWER, mask=""), TEXT)
 
 
-def t5(encoder: dict[int, str], decoder: dict[int, str]) -> BlockPlan:
-    """Return the plan of T5. encoder, decoder: position biases that their blocks pass on."""
-    norm, feeds = "final_layer_norm", "encoder_hidden_states"
+def t5(prefix: str = "", biases: bool = True) -> BlockPlan:
+    """Return the plan of T5. biases: blocks pass on their position biases."""
+    encoder, decoder, feeds = f"{prefix}encoder", f"{prefix}decoder", "encoder_hidden_states"
+    norm, own = "final_layer_norm", {1: "position_bias"} if biases else {}
+    cross = own | ({2: "encoder_decoder_position_bias"} if biases else {})
     return BlockPlan(
-        Stack("encoder", "encoder.block", "encoder", f"encoder.{norm}", encoder, feeds),
-        Stack("decoder", "decoder.block", "decoder", f"decoder.{norm}", decoder),
+        Stack("encoder", f"{encoder}.block", encoder, f"{encoder}.{norm}", own, feeds),
+        Stack("decoder", f"{decoder}.block", decoder, f"{decoder}.{norm}", cross),
     )
 
 
@@ -169,8 +171,9 @@ def class_token(blocks: str) -> BlockPlan:
 
 
 T5_ENCODER = BlockPlan(Stack("encoder", "encoder.block", carry={1: "position_bias"}))
-T5 = t5({1: "position_bias"}, {1: "position_bias", 2: "encoder_decoder_position_bias"})
-UMT5 = t5({}, {})  # every block has its own position bias
+T5_TAGGER = BlockPlan(replace(T5_ENCODER.stacks[0], blocks="transformer.encoder.block"))
+T5, T5_CLASSIFIER = t5(), t5("transformer.")
+UMT5 = t5(biases=False)  # every block has its own
 NORMED = ("Pegasus", "MBart", "M2M100")  # like BART, with a norm after the encoder
 
 KNOWN = {
@@ -181,6 +184,8 @@ KNOWN = {
     "CLIPModel": CLIP,
     **dict.fromkeys(("T5EncoderModel", "MT5EncoderModel"), T5_ENCODER),
     **{f"{n}{end}": T5 for n in ("T5", "MT5") for end in ("Model", "ForConditionalGeneration")},
+    **{f"{name}ForSequenceClassification": T5_CLASSIFIER for name in ("T5", "MT5")},
+    **{f"{name}ForTokenClassification": T5_TAGGER for name in ("T5", "MT5")},
     "UMT5EncoderModel": BlockPlan(Stack("encoder", "encoder.block")),
     **dict.fromkeys(("UMT5Model", "UMT5ForConditionalGeneration"), UMT5),
     **dict.fromkeys(("BartModel", "MarianModel"), bart("")),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from featcal.errors import BadFile
+from featcal.errors import BadFile, warn_once
 from featcal.files import optional_json, read_json
 from featcal.models.checkpoint import MODULES, encodes_sentences, modules_of
 from featcal.models.load import load_tokenizer
@@ -88,6 +88,15 @@ class Sentences:
         if width := optional_json(folder / "config_sentence_transformers.json").get("truncate_dim"):
             layers.append(lambda vectors: vectors[:, :width])
         return cls(modes, tuple(layers), unpooled, True)
+
+    @classmethod
+    def or_mean(cls, folder: str | Path) -> "Sentences":
+        """Read a folder's modules; if one is not supported, warn and use the mean over tokens."""
+        try:
+            return cls.of_folder(folder)
+        except BadFile as error:
+            warn_once(f"{str(error).splitlines()[0]} Texts are compared by the mean over tokens.")
+            return cls()
 
     def vectors(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors (n, p) of features (n, tokens, d) of texts padded on the right."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
+from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, shorten
 from featcal.models.blocks import replaced_forwards
 from featcal.models.checkpoint import check_tensor
 from featcal.models.modules import unpacked
@@ -295,6 +295,16 @@ def require_same_configs(configs: Mapping[str, Any]) -> None:
             other = "give experts that were fine-tuned from this base, or,"
             way_out = "where a config.json is wrong, correct it there"
             raise FeatCalError(f"{there} and {here}", problem, other, way_out)
+
+
+def report_labels(models: Sequence[Any], use: str, report: Callable[[str], None]) -> None:
+    """Report labels that differ between heads of one class and size, whose rows are used alike."""
+    configs = (getattr(model, "config", None) for model in models)
+    labels = [sorted((getattr(c, "id2label", None) or {}).items()) for c in configs]
+    names = dict.fromkeys(tuple(dict(pairs).values()) for pairs in labels)
+    named = [shorten(str(each), 200) for each in names if "LABEL_0" not in each]
+    if len({*map(type, models)}) == len({*map(len, labels)}) == 1 < len(named):
+        report(f"labels differ ({'; '.join(named)}): {use} row by row")
 
 
 def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -111,11 +111,9 @@ def test_a_peft_model_in_memory_and_its_folder_are_the_expert_they_compute(given
     whole, forms = plain.merge_and_unload(), (adapted, tmp_path / "adapter")
     # merge adds the adapter in float64
     assert difference(merge("average", base, {"a": adapted}), whole) < 1e-6
-    batches = {"a": given["batches"]["a"]}
-    given |= {"batches": batches}
-    expected, *results = [
-        calibrate(base, **given | {"experts": {"a": expert}}).model for expert in (whole, *forms)
-    ]
+    given["batches"] = batches = {"a": given["batches"]["a"]}
+    calls = ({**given, "experts": {"a": expert}} for expert in (whole, *forms))
+    expected, *results = (calibrate(base, **call).model for call in calls)
     assert all(same_bits(model, expected) for model in results)
     with pytest.raises(FeatCalError, match="not a model[^|]*the command compare"):
         compare({"base": base}, {"a": tmp_path / "adapter"}, batches)

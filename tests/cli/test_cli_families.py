@@ -11,8 +11,8 @@ import transformers as tf
 from families import WIDE
 from language import WORDS, jsonl, tokenizer
 from PIL import Image
-from safetensors.torch import load_file
 from test_cli import here, refused
+from test_worked_paths import tensors
 from tiny import VISION, make
 
 import featcal
@@ -56,15 +56,11 @@ def oracle(kind, rows):
     return made
 
 
-def written(folder):
-    return load_file(folder / "model.safetensors")
-
-
 def equals_the_call(folder, batches):
     given = {"experts": {"a": "a", "b": "b"}, "batches": batches, "settings": SETTINGS}
     called = featcal.calibrate("merged", base="base", **given).model
-    assert written(folder / "new")
-    for name, value in written(folder / "new").items():
+    assert tensors(folder / "new")
+    for name, value in tensors(folder / "new").items():
         assert torch.equal(value, called.state_dict()[name]), name
     return called
 
@@ -163,7 +159,7 @@ def test_blocks_are_named_with_stack_and_norms_and_biases_left_out_with_switches
     assert "--set stack=PATH: encoder.layer" in message
     chosen = "--set norm=false --set bias=false --set stack=encoder.layer".split()
     assert cli.main([*TEXT, *chosen]) == 0
-    before, after = written(folder / "merged"), written(folder / "new")
+    before, after = tensors(folder / "merged"), tensors(folder / "new")
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved and not any("LayerNorm" in name for name in moved)
     assert all(n.startswith("encoder.layer.") and n.endswith("weight") for n in moved)

@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers as tf
 from families import GROUPED
-from test_cli import here, refused
+from test_cli import here, refused, told
+from test_cli_folders import config
 from tiny import VISION
 
 from featcal.calibration.estimate import Job, estimate, model_shape
@@ -22,16 +23,12 @@ CLIP = tf.CLIPVisionConfig(**VISION, intermediate_size=96)
 LLAMA = tf.LlamaConfig(**GROUPED, max_position_embeddings=64)
 
 
-def changed(path: Path, **values) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def folders(config, name: str):
+def folders(own, name: str):
     @pytest.fixture
     def made(here):
         for role in ("base", "merged", *TASKS):
             Path(role).mkdir()
-            content = config.to_dict() | {"architectures": [name]}
+            content = own.to_dict() | {"architectures": [name]}
             Path(role, "config.json").write_text(json.dumps(content))
 
     return made
@@ -43,8 +40,7 @@ vision, llama = folders(CLIP, "CLIPVisionModel"), folders(LLAMA, "LlamaForCausal
 @pytest.fixture
 def needs(capsys):
     def estimated(*options) -> dict:
-        assert cli.main([*PLAN, *options, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
+        return told(capsys, *PLAN, *options)
 
     return estimated
 
@@ -53,10 +49,10 @@ def test_other_heads_and_vocabularies_have_the_same_shape(llama, needs, capsys):
     nine = ["--set", "tokens=9"]
     expected = needs(*nine)
     other = {"architectures": ["LlamaForSequenceClassification"], "num_labels": 5}
-    changed(Path("cars/config.json"), **other)
-    changed(Path("dtd/config.json"), vocab_size=101)
+    config("cars", **other)
+    config("dtd", vocab_size=101)
     assert needs(*nine) == expected
-    changed(Path("dtd/config.json"), num_hidden_layers=3)
+    config("dtd", num_hidden_layers=3)
     assert "layers.2" in refused([*PLAN, *nine], Path(), capsys)
 
 
@@ -120,7 +116,7 @@ def test_a_mistake_in_the_arguments_is_one_message_that_names_it(vision, capsys,
     ],
 )
 def test_a_model_of_another_shape_is_named_with_the_key(vision, capsys, folder, change, said):
-    changed(Path(folder, "config.json"), **change)
+    config(folder, **change)
     assert said in refused(PLAN, Path(), capsys)
 
 

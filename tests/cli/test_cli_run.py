@@ -44,8 +44,7 @@ def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(
     assert cli.main(DRY) == 0
     printed = capsys.readouterr().out
     assert tree(models) == before and "mnist" in printed and "nothing was computed" in printed
-    assert cli.main([*DRY, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = told(capsys, *DRY)
     assert content["drawn"]["dtd"] == {"samples": 6, "longest": 0}
     assert content["needs"]["host_bytes"] > 0
     monkeypatch.setattr("featcal.cli.plan.estimated", Mock(side_effect=BadPlan("it", "unknown")))

@@ -161,6 +161,9 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(here, capsys):
     for model in ("clip", "merged"):
         own = told(capsys, "evaluate", "--model", model, *asked)
         assert own == told(capsys, "evaluate", "--model", model, "--clip", "clip", *asked)
+    Path("images/few.csv").write_text("image,label\ntest/cat/000.png,a\ntest/dog/000.png,of\n")
+    assert cli.main(["evaluate", "--model", "clip", *asked, "--split", "few"]) == 0
+    assert "mnist: classes found in this split: a, of; to add" in capsys.readouterr().err
     assert "--clip" in refused(["evaluate", "--model", "mnist", *asked], Path(), capsys)
     run = "calibrate --merged merged --data mnist=images --classes mnist=cat,dog".split()
     chosen = told(capsys, *run, "--samples", "9", "--out", "new")["choice"]["divergence"]
@@ -207,15 +210,15 @@ def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):
     Path("math.jsonl").write_text("".join(lines * 2))
     rows = [lines[i % 12] for i in draw_indices("math", 24, 24, 42)]
     differing = {*rows[18:]} - {*rows[:18]}
-    assert f"only {len(differing)} of 6 samples" in refused(
-        ["fix", "merged", *BY_NAME], Path(), capsys
-    )
+    message = refused(["fix", "merged", *BY_NAME], Path(), capsys)
+    assert f"only {len(differing)} of 6 samples" in message
 
 
 def test_classes_are_for_models_without_a_head(merged, capsys):
     run = ["calibrate", "--merged", "merged", *BY_NAME, "--out", "new", "--classes"]
     assert "has a head" in refused([*run, "math=right,wrong"], Path(), capsys)
-    assert "at least two" in refused([*run, "math=right"], Path(), capsys)
+    for few in ("right", "right,", "right, right"):
+        assert "at least two" in refused([*run, f"math={few}"], Path(), capsys)
     assert "a task of --data" in refused([*run, "maths=right,wrong"], Path(), capsys)
 
 

@@ -98,11 +98,13 @@ def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
     ("values", "classes", "labels", "names"),
     [
         ([2, 0, 1], None, [2, 0, 1], ["0", "1", "2"]),
-        (["no", "yes", "no"], None, [0, 1, 0], ["no", "yes"]),
+        (["no", 0, "!"], None, [2, 1, 0], ["!", "0", "no"]),
         (["no", "yes", "no"], ["yes", "no"], [1, 0, 1], ["yes", "no"]),
         ([0, 3, 1], ["a", "b"], "line 2: its label 3 is none of the classes a, b", None),
         (["no", "maybe"], ["yes", "no"], "line 2: its label 'maybe' is none", None),
         (["10", "2", "0"], None, [2, 1, 0], ["0", "2", "10"]),
+        (["1", 0, "no "], ["no", "yes"], [1, 0, 0], ["no", "yes"]),
+        ([2, 1, 2], ["1", "2", "3"], "its labels and the names of classes are numbers", None),
         ([0, 5000], None, "line 2: its label 5000 is none of the classes 0, 1", None),
         ([True, False, 1.0], None, [1, 0, 1], ["0", "1"]),
         (["no", None], None, "line 2: has no label", None),
@@ -117,8 +119,8 @@ def test_labels_are_numbers_of_classes(tmp_path, values, classes, labels, names)
         with pytest.raises(BadData, match=labels):
             text_data.load_labelled(place, "test", classes)
         return
-    labelled = text_data.load_labelled(place, "test", classes)
-    assert (labelled.labels, list(labelled.classes)) == (labels, names)
+    made = text_data.load_labelled(place, "test", classes)
+    assert (made.labels, [*made.classes], made.occurring) == (labels, names, classes is None)
 
 
 def test_of_a_csv_only_empty_cells_are_missing(tmp_path):
@@ -133,6 +135,8 @@ def test_of_a_csv_only_empty_cells_are_missing(tmp_path):
     place.source.write_text("id,text\n1,good day, sir\n2,NA, None\n")  # no shift by a column
     with pytest.raises(BadData, match="a row is longer than the header"):
         text_data.load_text(place, "test")
+    place.source.write_text("text\n" + "a\n" * 10_000 + "007\n")  # `datasets` reads parts of these
+    assert text_data.load_text(place, "test")[10_000].text == "007"
 
 
 def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_the_prompt():
@@ -198,15 +202,18 @@ def test_a_sentence_encoder_s_folder_says_prompt_case_and_length(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_columns_have_the_names_that_are_given(tmp_path, suffix):
-    rows = [{"question": "one", "text": "not this", "mark": 1}] * 2
+    rows = [{"question": "one", "text": "not this", "mark": 1, "label": 5}] * 2
     jsonl(tmp_path / "a.jsonl", rows)
     with quiet_datasets():
         datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
     columns = {"text": "question", "label": "mark"}
-    sample = text_data.load_text(Location(tmp_path / f"a.{suffix}"), "train", columns)[1]
+    place = Location(tmp_path / f"a.{suffix}")
+    sample = text_data.load_text(place, "train", columns)[1]
     assert (sample.text, sample.label) == ("one", 1)
+    with pytest.raises(BadData, match="the one label 'not this'"):  # not the column of that name
+        text_data.load_labelled(place, "train", None, {"input": "question", "target": "text"})
     with pytest.raises(BadData, match=r"no column 'answer'; it holds question, text, mark"):
-        text_data.load_text(Location(tmp_path / f"a.{suffix}"), "train", {"text": "answer"})[0]
+        text_data.load_text(place, "train", {"text": "answer"})[0]
 
 
 def test_a_token_that_has_another_id_for_another_model_is_refused(tmp_path):

@@ -97,4 +97,5 @@ def test_encoders_answer_with_the_nearest_label_by_the_mean_over_tokens(tmp_path
 
     heads = {name: vector(f"it is {name}") for name in NAMES}
     measured = accuracy(tmp_path, LABELS, capsys, "--template", "it is {}")
+    assert evaluate(tmp_path, LABELS) == 0 and "split: bad, good" in capsys.readouterr().err
     assert measured == expected(lambda text: {n: float(vector(text) @ h) for n, h in heads.items()})

@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from featcal import calibrate, compare
+from featcal.errors import warn_once
 from featcal.merging.merge import merge
 from featcal.models.load import save_model
 
@@ -180,7 +182,7 @@ def test_models_in_several_precisions_are_merged_in_the_widest(tmp_path):
     assert "7 in expert 'code'" in said[0] and "float32" in said[1]
 
 
-def test_experts_with_other_labels_are_merged_row_by_row_and_that_is_said(tmp_path):
+def test_experts_with_other_labels_are_used_row_by_row_and_that_is_said(tmp_path, caplog):
     labels = {"base": ["LABEL_0", "LABEL_1"], "a": ["bad", "good"], "b": ["good", "bad"]}
     folders, lines = {}, []
     for seed, (name, names) in enumerate(labels.items()):
@@ -195,6 +197,12 @@ def test_experts_with_other_labels_are_merged_row_by_row_and_that_is_said(tmp_pa
     assert torch.equal(merged["classifier.weight"], mean.float())
     (said,) = [line for line in lines if "labels differ" in line]
     assert "('bad', 'good')" in said and "('good', 'bad')" in said
+    used = {"experts": folders, "batches": {task: families.text(1) * 2 for task in folders}}
+    for use in (lambda: compare({"m": out}, **used), lambda: calibrate(out, base=base, **used)):
+        warn_once.cache_clear()
+        use()
+        assert caplog.messages.count(said.replace("heads are merged", "answers are compared")) == 1
+        caplog.clear()
     lines.clear()
     folders["c"] = kind(families.tf.BertConfig(**tiny.TEXT, num_labels=3))
     merged = merge("average", base, folders, progress=lines.append)

@@ -288,7 +288,7 @@ def test_a_sentence_transformer_keeps_its_modules_and_encodes_with_them(folders)
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_weights_of_further_modules_are_averaged_or_refused(tmp_path):
+def test_weights_of_further_modules_are_averaged_or_refused(tmp_path, caplog):
     dense = "2_Dense/model.safetensors"
     folders = {name: tmp_path / name for name in ("base", "a", "b", "merged")}
     for i, (name, folder) in enumerate(folders.items()):
@@ -310,6 +310,8 @@ def test_weights_of_further_modules_are_averaged_or_refused(tmp_path):
     sentence_folder(base, {"pooling_mode_strange_tokens": True})
     with pytest.raises(BadFile, match="strange"):
         Sentences.of_folder(base)
+    assert Sentences.or_mean(base) == Sentences.or_mean(base) == Sentences()
+    assert caplog.text.count("compared by the mean over tokens") == 1
 
 
 def test_what_becomes_of_experts_modules_is_said_where_no_folder_can_hold_them(folders):

@@ -115,10 +115,9 @@ def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
     roberta = make(lambda: tf.RobertaModel(tf.RobertaConfig(**sizes)))
     assert bert.state_dict().keys() == roberta.state_dict().keys()
     said = "BertModel in base, but RobertaModel in expert 'a'"
+    handles = {"base": InMemoryModel(bert), "expert 'a'": InMemoryModel(roberta)}
     with pytest.raises(TensorsDiffer, match=said):
-        of_streamed.require_same_tensors(
-            {"base": InMemoryModel(bert), "expert 'a'": InMemoryModel(roberta)}
-        )
+        of_streamed.require_same_tensors(handles)
     with pytest.raises(TensorsDiffer, match=said):
         featcal.merge("average", bert, {"a": roberta})
 
@@ -163,9 +162,8 @@ def test_harmless_keys_pass():
 
 def test_a_tower_is_compared_with_its_part_of_a_whole_model():
     whole = tf.CLIPConfig(vision_config=tiny.VISION)
-    of_streamed.require_same_configs(
-        {"one": whole, "two": tf.CLIPVisionConfig(**tiny.VISION), "three": None}
-    )
+    tower = tf.CLIPVisionConfig(**tiny.VISION)
+    of_streamed.require_same_configs({"one": whole, "two": tower, "three": None})
     other = tf.CLIPVisionConfig(**tiny.VISION, hidden_act="gelu")
     for configs in ({"one": whole, "two": other}, {"one": other, "two": whole}):
         with pytest.raises(FeatCalError, match="hidden_act"):
