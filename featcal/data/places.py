@@ -284,7 +284,7 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
     refused = (datasets.exceptions.DatasetsError, pyarrow.ArrowException, yaml.YAMLError)
     try:
         with quiet_datasets(), TemporaryDirectory() as cache, warnings.catch_warnings():
-            warnings.filterwarnings("error", "Length of header or names does not match")
+            warnings.filterwarnings("error", "Length of header or names|.*have mixed types")
             if "data_files" in options:
                 options |= {"cache_dir": cache, "keep_in_memory": True}
             return datasets.load_dataset(builder, **options)
@@ -294,6 +294,8 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
         reason = "it holds no sample" if any(part in reason for part in no_rows) else reason
         if "Length of header" in reason:
             reason = "a row is longer than the header; name all columns and quote texts with commas"
+        if "mixed types" in reason:  # pandas reads parts, of which one has only numbers
+            reason = "many rows of a column are numbers before its first text; write .jsonl instead"
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(origin, f"cannot be read ({reason})", way_out) from None

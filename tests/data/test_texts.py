@@ -144,6 +144,10 @@ def test_of_a_csv_only_empty_cells_are_missing(tmp_path):
         text_data.load_text(place, "test")
     place.source.write_text("text\n" + "a\n" * 10_000 + "007\n")  # `datasets` reads parts of these
     assert text_data.load_text(place, "test")[10_000].text == "007"
+    more = ",c" * 999 + "\n"  # pandas reads parts of fewer rows where there are many columns
+    place.source.write_text(f"text{more}" + f"1{more}" * 2000 + f"a{more}")
+    with pytest.raises(BadData, match=r"numbers before its first text; write \.jsonl instead"):
+        text_data.load_text(place, "test")
 
 
 def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_the_prompt():
