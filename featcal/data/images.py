@@ -176,12 +176,11 @@ def load_images(
         way_out = "use a ClassLabel feature, or write them into README.md (dataset_info), or"
         raise BadData(origin, "the classes have no names", way_out, "evaluate with --classes")
     origins = (f"{origin}, row {number}" for number in range(len(values)))
-    labels = places.class_numbers(origins, values, names)
+    labels = np.array(places.class_numbers(origins, values, names), np.int64)
     rows: Rows = EncodedRows(location, split, table, preprocess)
     if in_memory and len(labels) * rows[np.arange(1)].nbytes <= in_memory:
         rows = rows[np.arange(len(labels))]
-    own = bool(named) and not classes
-    return ImageSet(rows, preprocess, np.array(labels, np.int64), tuple(names), own)
+    return ImageSet(rows, preprocess, labels, tuple(names), bool(named) and not classes)
 
 
 class EncodedRows:

@@ -45,6 +45,7 @@ LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
 LAYOUTS += ("{}/data-*.arrow", "data-*.arrow")  # of save_to_disk in `datasets`
 POINTER = b"version https://git-lfs.github.com/"  # begins a file whose content git has not brought
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
+_NUMBER = re.compile(r"\d{1,99}")  # of a class; Python reads at most 4300 digits
 _SPLIT = re.compile(r"\w[\w.-]*")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})[.-]")
 _HIDDEN = re.compile(r"(^|/)(\.|__[^/]*/)")  # as `datasets` does
@@ -232,7 +233,7 @@ def pictures_in(folder: Path) -> list[str]:
 def in_order(names: Iterable[str]) -> list[str]:
     """Return class names sorted, each once; numbers by value, 10 after 2."""
     ordered = sorted({*names})
-    return sorted(ordered, key=int) if all(map(str.isdecimal, ordered)) else ordered
+    return sorted(ordered, key=int) if all(map(_NUMBER.fullmatch, ordered)) else ordered
 
 
 def label_of(value: Any) -> int | str | None:
@@ -255,8 +256,7 @@ def given_or_stored(origin: str, given: Any, stored: Any, labels: Iterable[Any])
         way_out = "leave them out, or give a word for each, in the order of labels 0, 1, ..."
         raise BadData(origin, f"the given classes do not fit its own: {listed}", way_out)
     if moved:
-        new = shorten(", ".join(given), 200)
-        errors.warn_once(f"{origin}: classes {listed} are named {new}; check their order")
+        errors.warn_once(f"{origin}: its classes are {listed}; check the order of the given ones")
     return given
 
 
@@ -265,10 +265,10 @@ def class_numbers(origins: Iterable[str], labels: Iterable[Any], names: Sequence
     number_of: dict[Any, int] = {name: n for n, name in reversed([*enumerate(names)])}
     result = list[int]()
     for origin, label in zip(origins, labels, strict=True):
-        result.append(number_of.get(label, int(label) if f"{label}".isdecimal() else -1))
+        result.append(number_of.get(label, int(label) if _NUMBER.fullmatch(f"{label}") else -1))
         if not 0 <= result[-1] < len(names):
             listed = shorten(", ".join(names), 200)
-            problem = f"its label {label!r} is none of the classes {listed}"
+            problem = f"its label {shorten(repr(label), 100)} is none of the classes {listed}"
             problem = "has no label" if label is None else problem
             way_out = "give a name or a number from 0 in every row, and all names with --classes"
             raise BadData(origin, problem, way_out)

@@ -119,7 +119,8 @@ def load_labelled(
     samples, columns = list(rows), columns or {}
     if {"target", "completion"} & columns.keys() and LABEL not in columns:  # "label" is another
         rows.classes, samples = None, [replace(sample, label=None) for sample in samples]
-    values: list[Any] = [s.target if s.label is None else s.label for s in samples]
+    stated = [s.target if s.label is None else s.label for s in samples]
+    values: list[Any] = [value if f"{value}".strip() else None for value in stated]
     samples = [s if s.label is not None else replace(s, target=None) for s in samples]
     if all(str(value).startswith(" ") for value in values):  # of completions, blanks count
         classes = [f" {name}" for name in classes or ()]

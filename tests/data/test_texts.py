@@ -103,6 +103,8 @@ def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
         ([0, 3, 1], ["a", "b"], "line 2: its label 3 is none of the classes a, b", None),
         (["no", "maybe"], ["yes", "no"], "line 2: its label 'maybe' is none", None),
         (["10", "2", "0"], None, [2, 1, 0], ["0", "2", "10"]),
+        (["9" * 5000, "x"], None, [0, 1], ["9" * 5000, "x"]),
+        (["9" * 5000, "x"], ["x", "y"], "none of the classes x, y", None),
         (["1", 0, "no "], ["no", "yes"], [1, 0, 0], ["no", "yes"]),
         (
             [2, 1, 2],
@@ -221,6 +223,9 @@ def test_columns_have_the_names_that_are_given(tmp_path, suffix):
     place = Location(tmp_path / f"a.{suffix}")
     sample = text_data.load_text(place, "train", columns)[1]
     assert (sample.text, sample.label) == ("one", 1)
+    blank = [{"prompt": "one", "completion": text} for text in (" yes", " ")]
+    with pytest.raises(BadData, match="line 2: has no label"):
+        text_data.load_labelled(Location(jsonl(tmp_path / "b.jsonl", blank)), "train")
     for form in (("input", "target"), ("prompt", "completion")):  # not the column of that name
         with pytest.raises(BadData, match="the one label 'not this'"):
             columns = dict(zip(form, ("question", "text"), strict=True))
