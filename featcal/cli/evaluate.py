@@ -89,8 +89,6 @@ def evaluate(
         kind, unit = "text-classification", "texts"
         answers = text_answers(folder, datasets, prompts, *how)
     else:
-        expected = f"is for texts, but {folder} reads images; leave it out"
-        require(sampling.tokens is None, "--set tokens", sampling.tokens, expected)
         kind, unit = "zero-shot-image-classification", "images"
         prompts = prompts or inputs.PROMPT
         if whole is None:  # the model itself, or the base that its folder records
@@ -132,6 +130,8 @@ def image_answers(
     from featcal.models.load import load_as_calibrated, load_clip, load_tokenizer, load_vision
     from featcal.models.stored import skeleton
 
+    expected = f"is for texts, but {model} reads images; leave it out"
+    require(sampling.tokens is None, "--set tokens", sampling.tokens, expected)
     head_model: Any = (load_as_calibrated if templates is None else load_clip)(base).to(device)
     configs = (skeleton(folder).config for folder in (model, base))
     widths = [getattr(getattr(c, "vision_config", c), "hidden_size", None) for c in configs]
@@ -148,6 +148,7 @@ def image_answers(
     if templates is None:
         for task, images in read("train").items():
             expected = f"must be the classes of its split train: {', '.join(images.classes)}"
+            expected += "; or name all with --classes" * tasks[task].occurring
             same = images.classes == tasks[task].classes
             require(same, f"{task}: classes", ", ".join(tasks[task].classes), expected)
             heads[task] = accuracy.class_mean_head(head_model, None, images, sampling.batch)

@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from featcal.data import places
-from featcal.data.places import IMAGE, LABEL, SPLIT_NAMES, Location, open_images, split_files
+from featcal.data.places import IMAGE, LABEL, Location, open_images
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath, one_line
 
 if TYPE_CHECKING:
@@ -168,31 +168,19 @@ def load_images(
     """
     location, origin = Location(source, revision, config), f"{source} ({split})"
     table = open_images(location, split, True, {key: c for c, key in (columns or {}).items()})
-    values = [v.strip() if isinstance(v, str) else v for v in table.data.column(LABEL).to_pylist()]
-    named = classes or places.in_order(v for v in values if v and isinstance(v, str))
-    names = _names(origin, table.features[LABEL], named, Path(source))
-    labels, last = places.class_numbers(values, names), len(names) - 1
-    if wrong := [row for row, label in enumerate(labels) if not 0 <= label <= last]:
-        problem = f"row {wrong[0]} has label {values[wrong[0]]!r}, outside 0 to {last}"
-        way_out = f"store whole numbers from 0 to {last}, or names of classes, in every row"
-        raise BadData(origin, problem, way_out)
+    values = [*map(places.label_of, table.data.column(LABEL).to_pylist())]
+    named = classes or places.in_order(value for value in values if isinstance(value, str))
+    stored = getattr(table.features[LABEL], "names", None)
+    names = places.given_or_stored(origin, named, stored, values) or _names_in_readme(Path(source))
+    if not names:
+        way_out = "use a ClassLabel feature, or write them into README.md (dataset_info), or"
+        raise BadData(origin, "the classes have no names", way_out, "evaluate with --classes")
+    origins = (f"{origin}, row {number}" for number in range(len(values)))
+    labels = np.array(places.class_numbers(origins, values, names), np.int64)
     rows: Rows = EncodedRows(location, split, table, preprocess)
     if in_memory and len(labels) * rows[np.arange(1)].nbytes <= in_memory:
         rows = rows[np.arange(len(labels))]
-    own = bool(named) and not classes
-    return ImageSet(rows, preprocess, np.array(labels, np.int64), names, own)
-
-
-def class_names(folder: str | Path) -> tuple[str, ...]:
-    """Return the class names of a local folder by label, without opening a picture."""
-    import datasets
-    import pyarrow.parquet
-
-    folder = Path(folder)
-    if files := [f for s in SPLIT_NAMES for f in split_files(folder, s, (".parquet",))]:
-        features = datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(files[0]))
-        return _names(str(folder), features.get(LABEL), None, folder)
-    return _names(str(folder), None, places.classes_in(folder, SPLIT_NAMES) or None, folder)
+    return ImageSet(rows, preprocess, labels, tuple(names), bool(named) and not classes)
 
 
 class EncodedRows:
@@ -250,16 +238,6 @@ class EncodedRows:
             way_out = "give pictures of one size, or a preprocessor_config.json that crops them"
             raise BadData(self._origin, problem, way_out)
         return pixels
-
-
-def _names(origin: str, feature: Any, names: Sequence[str] | None, folder: Path) -> tuple[str, ...]:
-    """Return the class names: given ones, those of the label feature, or of README.md."""
-    stored = getattr(feature, "names", None)
-    names = places.given_or_stored(origin, names, stored) or _names_in_readme(folder)
-    if not names:
-        way_out = "use a ClassLabel feature, or write them into README.md (dataset_info), or"
-        raise BadData(origin, "the classes have no names", way_out, "evaluate with --classes")
-    return tuple(names)
 
 
 def _names_in_readme(folder: Path) -> list[str] | None:

@@ -45,6 +45,7 @@ LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
 LAYOUTS += ("{}/data-*.arrow", "data-*.arrow")  # of save_to_disk in `datasets`
 POINTER = b"version https://git-lfs.github.com/"  # begins a file whose content git has not brought
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
+_NUMBER = re.compile(r"\d{1,99}")  # of a class; Python reads at most 4300 digits
 _SPLIT = re.compile(r"\w[\w.-]*")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})[.-]")
 _HIDDEN = re.compile(r"(^|/)(\.|__[^/]*/)")  # as `datasets` does
@@ -204,7 +205,8 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
             raise BadData(root, problem, f"put pictures into {split}/<class>/, not above or below")
         columns[LABEL] = [file.split("/")[0] for file in files]
         # of all splits, so that a class without pictures in one split keeps its number
-        others = classes_in(folder, (name for name in SPLIT_NAMES if name != split))
+        paths = (p for name in SPLIT_NAMES if name != split for p in pictures_in(folder / name))
+        others = (path.split("/")[0] for path in paths if path.count("/") == 1)
         features[LABEL] = datasets.ClassLabel(names=in_order([*columns[LABEL], *others]))
     return datasets.Dataset.from_dict(columns, features)
 
@@ -228,31 +230,49 @@ def pictures_in(folder: Path) -> list[str]:
     return sorted(p for p in paths if p.lower().endswith(suffixes) and not _HIDDEN.search(p))
 
 
-def classes_in(folder: Path, splits: Iterable[str]) -> list[str]:
-    """Return the names of the folders that hold pictures directly, in any of the splits."""
-    paths = (path for split in splits for path in pictures_in(folder / split))
-    return in_order(path.split("/")[0] for path in paths if path.count("/") == 1)
-
-
 def in_order(names: Iterable[str]) -> list[str]:
     """Return class names sorted, each once; numbers by value, 10 after 2."""
     ordered = sorted({*names})
-    return sorted(ordered, key=int) if all(map(str.isdecimal, ordered)) else ordered
+    return sorted(ordered, key=int) if all(map(_NUMBER.fullmatch, ordered)) else ordered
 
 
-def given_or_stored(origin: str, given: Any, stored: Any) -> Any:
+def label_of(value: Any) -> int | str | None:
+    """Return a label as a number, or as a text without blanks around it; else None."""
+    if isinstance(value, str):
+        return value.strip() or None
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return int(value) if whole else None
+
+
+def given_or_stored(origin: str, given: Any, stored: Any, labels: Iterable[Any]) -> Any:
     """Return the given names of classes, else the stored; these in another order stay as stored."""
-    if given and stored and len(given) != len(stored):
-        problem = f"{counted(len(given), 'class name')} given, but its labels have {len(stored)}"
-        raise BadData(origin, problem, "check the list of names")
-    return given if given and {*given} != {*(stored or ())} else stored
+    if not given or {*given} == {*(stored or ())}:
+        return stored
+    own = stored or sorted({label for label in labels if isinstance(label, int)})
+    pairs = zip(given, map(str, stored or range(len(given))), strict=False)
+    moved = any(name != now and name in map(str, own) for name, now in pairs)
+    listed = shorten(", ".join(map(str, own)), 200)
+    if len(given) != len(stored or given) or (moved and not stored):
+        way_out = "leave them out, or give a word for each, in the order of labels 0, 1, ..."
+        raise BadData(origin, f"the given classes do not fit its own: {listed}", way_out)
+    if moved:
+        errors.warn_once(f"{origin}: its classes are {listed}; check the order of the given ones")
+    return given
 
 
-def class_numbers(values: Sequence[Any], names: Sequence[str]) -> list[int]:
-    """Return the number of each class: of its name, else the number that a text is, else -1."""
+def class_numbers(origins: Iterable[str], labels: Iterable[Any], names: Sequence[str]) -> list[int]:
+    """Return the number of each label: its name's, else the label's own. Raises: BadData."""
     number_of: dict[Any, int] = {name: n for n, name in reversed([*enumerate(names)])}
-    known = (int(v) if isinstance(v, int) else v if isinstance(v, str) else "" for v in values)
-    return [number_of.get(v, int(v) if f"{v}".isdecimal() else -1) for v in known]
+    result = list[int]()
+    for origin, label in zip(origins, labels, strict=True):
+        result.append(number_of.get(label, int(label) if _NUMBER.fullmatch(f"{label}") else -1))
+        if not 0 <= result[-1] < len(names):
+            listed = shorten(", ".join(names), 200)
+            problem = f"its label {shorten(repr(label), 100)} is none of the classes {listed}"
+            problem = "has no label" if label is None else problem
+            way_out = "give a name or a number from 0 in every row, and all names with --classes"
+            raise BadData(origin, problem, way_out)
+    return result
 
 
 def _read(origin: str, builder: str, **options: Any) -> "Dataset":
@@ -264,7 +284,7 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
     refused = (datasets.exceptions.DatasetsError, pyarrow.ArrowException, yaml.YAMLError)
     try:
         with quiet_datasets(), TemporaryDirectory() as cache, warnings.catch_warnings():
-            warnings.filterwarnings("error", "Length of header or names does not match")
+            warnings.filterwarnings("error", "Length of header or names|.*have mixed types")
             if "data_files" in options:
                 options |= {"cache_dir": cache, "keep_in_memory": True}
             return datasets.load_dataset(builder, **options)
@@ -274,6 +294,8 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
         reason = "it holds no sample" if any(part in reason for part in no_rows) else reason
         if "Length of header" in reason:
             reason = "a row is longer than the header; name all columns and quote texts with commas"
+        if "mixed types" in reason:  # pandas reads parts, of which one has only numbers
+            reason = "many rows of a column are numbers before its first text; write .jsonl instead"
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(origin, f"cannot be read ({reason})", way_out) from None

@@ -117,27 +117,20 @@ def load_labelled(
     """Read the samples of one split, labelled by "label" or target; `classes` are the names."""
     rows, origin = load_text(location, split, columns), f"{location.source} ({split})"
     samples, columns = list(rows), columns or {}
-    if "target" in columns and LABEL not in columns:  # a column "label" says something else
+    if {"target", "completion"} & columns.keys() and LABEL not in columns:  # "label" is another
         rows.classes, samples = None, [replace(sample, label=None) for sample in samples]
-    values: list[Any] = [s.target if s.label is None else s.label for s in samples]
+    stated = [s.target if s.label is None else s.label for s in samples]
+    values: list[Any] = [value if f"{value}".strip() else None for value in stated]
     samples = [s if s.label is not None else replace(s, target=None) for s in samples]
-    seen, names = {*values} - {None}, places.given_or_stored(origin, classes, rows.classes)
-    if all(isinstance(value, int) for value in seen):
-        if any(name.isdecimal() and name != str(n) for n, name in enumerate(classes or ())):
-            way_out = "give the classes as words, in the order of labels 0, 1, ..."
-            raise BadData(origin, "its labels and the names of classes are numbers", way_out)
-        names = names or [*map(str, range(min(max(seen or {0}) + 1, max(MOST_CLASSES, len(rows)))))]
+    if all(str(value).startswith(" ") for value in values):  # of completions, blanks count
+        classes = [f" {name}" for name in classes or ()]
+    seen, names = {*values} - {None}, places.given_or_stored(origin, classes, rows.classes, values)
+    if not names and all(isinstance(value, int) for value in seen):
+        names = [*map(str, range(min(max(seen or {0}) + 1, max(MOST_CLASSES, len(rows)))))]
     elif not names:
         names = places.in_order(map(str, seen))
         values = [value if value is None else str(value) for value in values]
-    labels = places.class_numbers(values, names)
-    for sample, value, label in zip(samples, values, labels, strict=True):
-        if value is None:
-            way_out = 'give "label" (a name or a number from 0) next to the text, or a target'
-            raise BadData(sample.origin, "has no label", way_out)
-        if not 0 <= label < len(names):
-            problem = f"its label {value!r} is none of the classes {', '.join(names[:5])}"
-            raise BadData(sample.origin, problem, "number them from 0, or check their names")
+    labels = places.class_numbers((sample.origin for sample in samples), values, names)
     if len(names) < 2:
         raise BadData(origin, f"holds the one label {names[0]!r}", "accuracy needs two classes")
     return Labelled(origin, samples, labels, names, not (classes or rows.classes))
@@ -184,11 +177,7 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
         except UnicodeEncodeError as error:
             problem = f"{key!r} has half of a surrogate pair at character {error.start}"
             raise BadData(origin, problem, "remove it, or write the whole character") from None
-    if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()):
-        label = int(label)
-    label = label.strip() or None if isinstance(label, str) else label
-    label = label if isinstance(label, int | str) else None
-    values = texts.values() if messages is None else ()
+    values, label = texts.values() if messages is None else (), places.label_of(label)
     return Sample(origin, *values, messages=messages, label=label, tools=tools)
 
 

@@ -206,11 +206,13 @@ def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) ->
 def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
     """Return the labels as indices of the model's head, matched by name if it has names."""
     config: Any = model.config
-    index_of = {str(name).lower(): int(i) for i, name in (config.id2label or {}).items()}
-    for name, i in (config.label2id or {}).items():
-        index_of.setdefault(str(name).lower(), int(i))  # id2label counts first, as in a pipeline
-    if all(name.lower() in index_of for name in data.classes):
-        return [index_of[data.classes[label].lower()] for label in data.labels]
+    of_head, more = config.id2label or {}, config.label2id or {}
+    pairs = [*more.items(), *zip(of_head.values(), of_head, strict=True)]
+    # of one name id2label counts, the later, as in a pipeline
+    index_of = {str(name).strip().lower(): int(i) for name, i in pairs}
+    classes = [name.strip().lower() for name in data.classes]
+    if all(name in index_of for name in classes):
+        return [index_of[classes[label]] for label in data.labels]
     unnamed = all(name.startswith("label_") or name.isdigit() for name in index_of)
     if len(data.classes) != config.num_labels or not unnamed:
         data_names, model_names = ", ".join(data.classes[:5]), ", ".join(list(index_of)[:5])

@@ -19,10 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from featcal.data.images import class_names
 from featcal.errors import BadFile, MissingPath
 from featcal.files import write_json
-from reproduction.prepare.sources import DataSource, write_sources
+from reproduction.prepare.sources import DataSource, class_names, write_sources
 
 SPLITS = {"train": 400, "validation": 80, "stream": 256, "test": 200}  # rows of each task
 DIGITS = "digits"  # of scikit-learn, UCI's optical recognition of handwritten digits

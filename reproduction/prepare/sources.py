@@ -193,6 +193,12 @@ def read_sources(data: Path) -> dict[str, DataSource]:
     }
 
 
+def class_names(folder: Path) -> tuple[str, ...]:
+    """Return the class names of a local folder of pictures by label, without opening one."""
+    unused: Any = None  # prepares pictures
+    return pictures.load_images(folder, "train", unused, in_memory=0).classes
+
+
 def load_task(data: Path, task: str, split: str, model: Path) -> ImageSet | SentenceSet:
     """Return one split of a task: images preprocessed for the model, or sentences in its tokens.
 

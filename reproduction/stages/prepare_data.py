@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from featcal.data.images import class_names, require_torchvision
+from featcal.data.images import require_torchvision
 from featcal.errors import MissingPath
 from featcal.files import atomic_folder, read_json, write_json
 from reproduction.engine.context import Context, load_context, pick
@@ -14,7 +14,7 @@ from reproduction.experiments import DOMAIN_POOL, GLUE_POOL
 from reproduction.mini import images as mini
 from reproduction.mini.language import domains
 from reproduction.prepare.hub import pinned_data
-from reproduction.prepare.sources import DataSource, write_sources
+from reproduction.prepare.sources import DataSource, class_names, write_sources
 from reproduction.prepare.suite import ImageData, TextData
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS, glue_task, load_prompts
 from reproduction.prepare.texts import TextSource, described_task, write_text_sources

@@ -144,6 +144,7 @@ def test_a_classifier_of_pictures_which_pools_nothing_is_refused_for_class_means
     (folder / "train").symlink_to("pictures")
     command = "evaluate --model merged --class-means base --data t=. --set split=train".split()
     assert "give a model that pools its features" in refused(command, folder, capsys)
+    assert "is for texts, but merged" in refused([*command, "--tokens", "3"], folder, capsys)
 
 
 def test_blocks_are_named_with_stack_and_norms_and_biases_left_out_with_switches(here, capsys):

@@ -200,6 +200,10 @@ def test_dinov2_is_calibrated_compared_and_scored_by_class_means(here, capsys):
         assert cli.main([*wrong, f"birds={path}"]) == 2
         said = "cat, dog" if path == "images/birds" else "pictures of a split train"
         assert said in capsys.readouterr().err
+    few = [*wrong, "birds=images/birds", "--split", "few"]
+    Path("images/birds/few.csv").write_text("image,label\ntest/dog/000.png,dog\n")
+    assert cli.main(few) == 2 and "or name all with --classes" in capsys.readouterr().err
+    assert cli.main([*few, "--classes", "birds=cat,dog"]) == 0
     assert cli.main([*wrong, "birds=images/birds", "--template", "a {}"]) == 2
 
 

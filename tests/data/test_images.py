@@ -14,7 +14,7 @@ import torch
 import transformers
 from checkpoints import picture
 
-from featcal.data.images import ImageSet, Preprocess, class_names, load_images
+from featcal.data.images import ImageSet, Preprocess, load_images
 from featcal.data.places import Location, open_images, quiet_datasets
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath
 from reproduction.prepare.tasks import TASKS
@@ -113,7 +113,7 @@ def test_a_missing_torchvision_is_reported_with_both_ways_out(tmp_path, monkeypa
 
 def test_parquet_gives_pixels_labels_and_names_now_or_when_asked_for(tmp_path, preprocess):
     images = load_images(parquet(tmp_path, feature=PETS), "test", preprocess)
-    assert images.classes == ("cat", "dog") == class_names(tmp_path)
+    assert images.classes == ("cat", "dog")
     assert images.labels.tolist() == [0, 1, 1] and images.labels.dtype == np.int64
     assert images.pixels.shape == (3, 3, 32, 32)
     assert np.array_equal(images.pixels[1], preprocess.pixels(picture(seed=1)))
@@ -128,22 +128,26 @@ def test_parquet_gives_pixels_labels_and_names_now_or_when_asked_for(tmp_path, p
     assert torch.equal(chosen.tensor([0, 1]), images.tensor([2, 0]))
 
 
-def test_class_names_are_given_or_come_from_labels_or_readme(tmp_path, preprocess):
+def test_class_names_are_given_or_come_from_labels_or_readme(tmp_path, preprocess, caplog):
     parquet(tmp_path)
-    for read in (lambda: load_images(tmp_path, "test", preprocess), lambda: class_names(tmp_path)):
-        with pytest.raises(BadData, match="classes have no names"):
-            read()
+    with pytest.raises(BadData, match="classes have no names"):
+        load_images(tmp_path, "test", preprocess)
     (tmp_path / "README.md").write_text(README)
     images = load_images(tmp_path, "test", preprocess)
-    assert images.classes == ("cat", "dog") == class_names(tmp_path)
+    assert images.classes == ("cat", "dog")
     (tmp_path / "README.md").write_text("---\n: [\n---\n")
     with pytest.raises(BadFile, match=r"README\.md"):
-        class_names(tmp_path)
+        load_images(tmp_path, "test", preprocess)
     parquet(tmp_path, feature=PETS)
     for names, kept in ((("Katze", "Hund"), ("Katze", "Hund")), (("dog", "cat"), ("cat", "dog"))):
         assert load_images(tmp_path, "test", preprocess, classes=names).classes == kept
-    with pytest.raises(BadData, match="3 class names given, but its labels have 2"):
+    assert "check the order" not in caplog.text
+    load_images(tmp_path, "test", preprocess, classes=["dog", "kat"])
+    assert "its classes are cat, dog; check the order" in caplog.text
+    with pytest.raises(BadData, match="the given classes do not fit its own: cat, dog"):
         load_images(tmp_path, "test", preprocess, classes=["a", "b", "c"])
+    parquet(tmp_path, feature=datasets.ClassLabel(names=["1", "2"]))
+    assert load_images(tmp_path, "test", preprocess, classes=["1", "2"]).classes == ("1", "2")
 
 
 def test_columns_are_renamed_and_booleans_are_labels(tmp_path, preprocess):
@@ -166,7 +170,7 @@ def test_folders_of_pictures_have_one_numbering_for_all_splits(tmp_path, preproc
     (tmp_path / "test/metadata.csv").write_text("file_name,caption\nbee/c.png,a bee\n")
     shutil.make_archive(tmp_path / "test/backup", "zip", tmp_path / "train")
     images = load_images(tmp_path, "test", preprocess)
-    assert images.classes == ("10", "2", "ant", "bee") == class_names(tmp_path)
+    assert images.classes == ("10", "2", "ant", "bee")
     assert images.labels.tolist() == [2, 3]
     assert np.array_equal(images.pixels[1], preprocess.pixels(picture(seed=2)))
     for wrong in ("c.png", "bee/photo/c.png"):  # without a class, and as Tiny ImageNet has them
@@ -194,10 +198,10 @@ def test_a_table_next_to_pictures_says_which_are_in_a_split(tmp_path, preprocess
     ("how", "said"),
     [
         ({"without": ("image",), "other": [1, 2, 3]}, "no column 'image'; it has label, other"),
-        ({"labels": (0, 2**40, 1)}, "row 1 has label 1099511627776, outside 0 to 1"),
-        ({"labels": (0, -1, 1)}, "row 1 has label -1, outside 0 to 1"),
-        ({"labels": (0, None, 1)}, r"row 1 has label None[\s\S]*whole numbers"),
-        ({"labels": ("a", "b", "c")}, r"row 2 has label 'c'[\s\S]*whole numbers"),
+        ({"labels": (0, 2**40, 1)}, "row 1: its label 1099511627776 is none of the classes a, b"),
+        ({"labels": (0, -1, 1)}, "row 1: its label -1 is none"),
+        ({"labels": (0.0, None, 1.0)}, r"row 1: has no label[\s\S]*in every row"),
+        ({"labels": ("a", "b", "c")}, r"row 2: its label 'c' is none[\s\S]*with --classes"),
         ({"labels": ()}, "it holds no sample"),
         ({"image": [b64encode(PNG["bytes"] * 99).decode()] * 2}, "row 0 cannot.*path of no file"),
         ({"image": [PNG, {"bytes": PNG["bytes"][:200], "path": None}]}, "row 1 cannot be decoded"),

@@ -103,8 +103,17 @@ def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
         ([0, 3, 1], ["a", "b"], "line 2: its label 3 is none of the classes a, b", None),
         (["no", "maybe"], ["yes", "no"], "line 2: its label 'maybe' is none", None),
         (["10", "2", "0"], None, [2, 1, 0], ["0", "2", "10"]),
+        (["9" * 5000, "x"], None, [0, 1], ["9" * 5000, "x"]),
+        (["9" * 5000, "x"], ["x", "y"], "none of the classes x, y", None),
         (["1", 0, "no "], ["no", "yes"], [1, 0, 0], ["no", "yes"]),
-        ([2, 1, 2], ["1", "2", "3"], "its labels and the names of classes are numbers", None),
+        (
+            [2, 1, 2],
+            ["1", "2", "3"],
+            "given classes do not fit its own: 1, 2.*\\n.* give a word",
+            None,
+        ),
+        (["1", 2], ["1", "2"], "given classes do not fit its own: 2", None),
+        ([1, 0], ["10", "20"], [1, 0], ["10", "20"]),
         ([0, 5000], None, "line 2: its label 5000 is none of the classes 0, 1", None),
         ([True, False, 1.0], None, [1, 0, 1], ["0", "1"]),
         (["no", None], None, "line 2: has no label", None),
@@ -137,6 +146,10 @@ def test_of_a_csv_only_empty_cells_are_missing(tmp_path):
         text_data.load_text(place, "test")
     place.source.write_text("text\n" + "a\n" * 10_000 + "007\n")  # `datasets` reads parts of these
     assert text_data.load_text(place, "test")[10_000].text == "007"
+    more = ",c" * 999 + "\n"  # pandas reads parts of fewer rows where there are many columns
+    place.source.write_text(f"text{more}" + f"1{more}" * 2000 + f"a{more}")
+    with pytest.raises(BadData, match=r"numbers before its first text; write \.jsonl instead"):
+        text_data.load_text(place, "test")
 
 
 def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_the_prompt():
@@ -210,8 +223,13 @@ def test_columns_have_the_names_that_are_given(tmp_path, suffix):
     place = Location(tmp_path / f"a.{suffix}")
     sample = text_data.load_text(place, "train", columns)[1]
     assert (sample.text, sample.label) == ("one", 1)
-    with pytest.raises(BadData, match="the one label 'not this'"):  # not the column of that name
-        text_data.load_labelled(place, "train", None, {"input": "question", "target": "text"})
+    blank = [{"prompt": "one", "completion": text} for text in (" yes", " ")]
+    with pytest.raises(BadData, match="line 2: has no label"):
+        text_data.load_labelled(Location(jsonl(tmp_path / "b.jsonl", blank)), "train")
+    for form in (("input", "target"), ("prompt", "completion")):  # not the column of that name
+        with pytest.raises(BadData, match="the one label 'not this'"):
+            columns = dict(zip(form, ("question", "text"), strict=True))
+            text_data.load_labelled(place, "train", None, columns)
     with pytest.raises(BadData, match=r"no column 'answer'; it holds question, text, mark"):
         text_data.load_text(place, "train", {"text": "answer"})[0]
 

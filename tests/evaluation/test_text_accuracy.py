@@ -17,7 +17,9 @@ NAMES = ("bad", "good", "neither of them")
 SAMPLES = [("the cat sat", "good"), ("a dog", "bad"), ("ships sail far away", "good")]
 SAMPLES += [("red", "neither of them"), ("no", "bad")]
 TARGETS = [{"input": text, "target": name} for text, name in SAMPLES]
+COMPLETIONS = [{"prompt": text, "completion": f" {name}"} for text, name in SAMPLES]
 LABELS = [{"text": text, "label": name} for text, name in SAMPLES]
+CLASSES = ("--classes", f"t={', '.join(NAMES)}")
 
 
 def evaluate(folder, rows, *more):
@@ -38,7 +40,7 @@ def expected(predict):
     return pytest.approx(100 * right / len(SAMPLES))
 
 
-@pytest.mark.parametrize("rows", [TARGETS, LABELS], ids=["targets", "labels"])
+@pytest.mark.parametrize("rows", [TARGETS, LABELS, COMPLETIONS], ids=lambda rows: [*rows[0]][1])
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_language_models_answer_with_the_likeliest_label(kind, rows, tmp_path, capsys):
     model, tokenize = load_model(language.folder(tmp_path / "m", kind, 3)), tokenizer()
@@ -58,14 +60,15 @@ def test_language_models_answer_with_the_likeliest_label(kind, rows, tmp_path, c
             scores[label] = -float(loss) * int((labels != -100).sum())
         return scores
 
-    assert accuracy(tmp_path, rows, capsys) == expected(log_likelihoods)
+    for classes in ((), CLASSES):
+        assert accuracy(tmp_path, rows, capsys, *classes) == expected(log_likelihoods)
     chats = [{"messages": [{"role": "user", "content": t}], "label": n} for t, n in SAMPLES]
     assert evaluate(tmp_path, chats) == 2 and "line 1: is a chat" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "pad"), [("Bert", 0), ("Llama", 7), ("Llama", None), ("T5", 0)])
 def test_classifiers_answer_with_their_own_names(kind, pad, tmp_path, capsys):
-    names = {0: "neither of them", 1: "GOOD", 2: "bad"}
+    names = {0: "neither of them", 1: "GOOD", 2: "bad "}
     sizes = TEXT | POSITIONS | T5 | {"vocab_size": VOCABULARY, "pad_token_id": pad}
     kind = getattr(tf, f"{kind}ForSequenceClassification")
     config = kind.config_class(**sizes, id2label=names)  # and label2id still says LABEL_0
@@ -76,13 +79,12 @@ def test_classifiers_answer_with_their_own_names(kind, pad, tmp_path, capsys):
     def logits(text):
         with torch.no_grad():
             row = model(**tokenizer()(text, return_tensors="pt")).logits[0]
-        return {names[i].lower(): float(z) for i, z in enumerate(row)}
+        return {names[i].strip().lower(): float(z) for i, z in enumerate(row)}
 
-    for rows in (LABELS, TARGETS):  # a target is the label, and not read
+    for rows in (LABELS, TARGETS, COMPLETIONS):  # a target is the label, and not read
         assert accuracy(tmp_path, rows, capsys) == expected(logits)
     numbered = [{"text": text, "label": NAMES.index(name)} for text, name in SAMPLES]
-    classes = ("--classes", f"t={', '.join(NAMES)}")
-    assert accuracy(tmp_path, numbered, capsys, *classes) == expected(logits)
+    assert accuracy(tmp_path, numbered, capsys, *CLASSES) == expected(logits)
     assert evaluate(tmp_path, [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]) == 2
     assert "id2label" in capsys.readouterr().err
 

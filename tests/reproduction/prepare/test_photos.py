@@ -16,7 +16,7 @@ from featcal.errors import BadFile, MissingPath
 from featcal.models.load import load_model
 from reproduction.prepare import photos
 from reproduction.prepare.hub import fetch_package
-from reproduction.prepare.sources import load_task
+from reproduction.prepare.sources import load_task, read_sources
 from reproduction.prepare.suite import load_suite
 
 ROOT = Path(__file__).parents[3]
@@ -78,6 +78,7 @@ def test_folded_weights_give_the_same_features(tmp_path):
 
 def test_splits_of_a_task_share_no_picture(tmp_path):
     photos.write_photos(ROOT / "reproduction" / "real_images", ("digits", "trashnet"), tmp_path)
+    assert read_sources(tmp_path)["digits"].classes == tuple("0123456789")
     text = json.dumps(photos.processor(load_suite(ROOT, "mini").photos.size))
     (tmp_path / "preprocessor_config.json").write_text(text)
     for task in ("digits", "trashnet"):
