@@ -114,8 +114,10 @@ def open_models(
     handles = dict(zip(names, (student, *others), strict=True))
     # outside of blocks the number of rows (of a vocabulary, of a head's classes) may differ
     require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
-    float64 = [n for n, h in handles.items() if next(h.module.parameters()).dtype == torch.float64]
-    require(len(float64) in (0, len(handles)), "models in float64", float64, "must be all or none")
+    run = {n: next(h.module.parameters()).dtype for n, h in handles.items() if h is not others[0]}
+    float64 = [name for name, dtype in run.items() if dtype == torch.float64]
+    expected = "must be the merged model and all experts, or none of them"
+    require(len(float64) in (0, len(run)), "models in float64", float64, expected)
     for name, handle in handles.items():
         handle.check_finite(name)
         loaded = type(handle.module)

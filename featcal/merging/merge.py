@@ -114,8 +114,8 @@ class Form:
             table = nn.Parameter(module.get_parameter(name).detach().clone())
             setattr(module.get_submodule(path), attribute, table)
             module.config = untied_config(module.config)
-        dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
-        pairs = [(dtypes[name], t.dtype) for name, t in self.merged.items() if name in dtypes]
+        state = module.state_dict()
+        pairs = [(state[name].dtype, t.dtype) for name, t in self.merged.items() if name in state]
         if all(torch.promote_types(dtype, merged) == dtype for dtype, merged in pairs):
             return module
         return module.to(reduce(torch.promote_types, chain.from_iterable(pairs)))
@@ -296,7 +296,8 @@ def open_merge(
     if len({*ends.values()}) > 1:  # else what was merged may never end
         listed = ", ".join(f"{end} in {label}" for label, end in ends.items())
         progress(f"eos_token_id differs ({listed}); the base's is written, with its chat template")
-    report_labels([model.module for model in opened.values()], "heads are merged", progress)
+    kinds = [type(model.module) for model in opened.values()]
+    report_labels(kinds, configs.values(), "heads are merged", progress)
     untied = sources.untied_names(form.source, [opened[task].tensors for task in experts])
     # the tensors of each model that its class and another model lack
     surplus = {task: {n for n, _ in getattr(m, "surplus", ())} for task, m in opened.items()}

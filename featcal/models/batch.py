@@ -148,12 +148,13 @@ def padding_mask(
     if isinstance(mask, Tensor) and keyword == "labels":
         mask = mask != IGNORED
     elif mask is None and keyword == "decoder_attention_mask":
-        mask = batch.get("attention_mask")  # a classifier's decoder reads the text once more
         if isinstance(inputs := batch.get("decoder_input_ids"), Tensor):
             mask = inputs != pad
             mask[:, 0] = True  # many decoders start with the padding token
-        elif isinstance(labels, Tensor):
+        elif isinstance(labels, Tensor) and labels.shape == hidden.shape[:2]:
             mask = (labels != IGNORED) & (labels != pad)
+        elif "decoder_inputs_embeds" not in batch:  # a classifier's decoder reads the text again
+            mask = batch.get("attention_mask")
     if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
         return mask.to(hidden.device)
     return None

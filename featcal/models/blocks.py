@@ -84,7 +84,8 @@ def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if "use_cache" in parameters or (any_keyword and getattr(model, "can_generate", bool)()):
         call["use_cache"] = False
-    if getattr(getattr(model, "config", None), "return_dict", True) is False:
+    as_tuple = getattr(getattr(model, "config", None), "return_dict", True) is False
+    if as_tuple and (any_keyword or "return_dict" in parameters):
         call["return_dict"] = True
     return call
 
