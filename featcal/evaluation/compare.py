@@ -18,7 +18,7 @@ from featcal.core.moments import Drift
 from featcal.core.precision import FLOATS, SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, NotFinite, warn_once
 from featcal.models import streamed
-from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
+from featcal.models.batch import Batches, Model, check_batch, check_named, check_tasks, naming
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan, blocks_of, plan_for
@@ -90,9 +90,7 @@ def compare(
     """
     check_tasks(experts, batches)
     choose.check_labels(labels or {}, experts)
-    expected = "must be a dictionary with at least one model by its name"
-    named = isinstance(models, Mapping) and bool(models)
-    require(named, "compare.models", type(models).__name__, expected)
+    check_named(models, "compare.models")
     require(dtype in FLOATS, "compare.dtype", str(dtype), "must be a type such as torch.float32")
     target = torch_device(device)
 

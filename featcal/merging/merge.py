@@ -22,7 +22,7 @@ from featcal.merging.registry import MergeJob, Method, NamedTensors, method_name
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
 from featcal.models import load
-from featcal.models.batch import Model, TaskBatches, check_experts
+from featcal.models.batch import Model, TaskBatches, check_named, check_tasks
 from featcal.models.checkpoint import all_finite, encodes_sentences, is_adapter, read_safetensors
 from featcal.models.lora import copied, untied_config, unwrapped, without_adapters
 from featcal.models.sentences import merge_modules
@@ -274,11 +274,11 @@ def open_merge(
     require(valid, "merge.embeddings", embeddings, "must be merge or base")
     require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
     progress = progress or (lambda line: None)
-    valid = isinstance(experts, Mapping | Sequence) and not isinstance(experts, str)
-    require(valid, "merge.experts", type(experts).__name__, "must be a dictionary or a list")
-    if not isinstance(experts, Mapping):
+    if isinstance(experts, Sequence) and not isinstance(experts, str):
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
-    check_experts(experts, "merge.experts")
+    check_named(experts, "merge.experts")
+    if batches is not None:
+        check_tasks(experts, batches)
     experts = {task: unwrapped(expert) for task, expert in experts.items()}
     plain = without_adapters(base) if isinstance(base, nn.Module) else base
     form = Form.of(plain, experts)

@@ -81,7 +81,7 @@ def test_one_expert_is_that_expert(method):
         ("average", {"batches": {}}, "FeatCalError", r"merge\.batches"),
         ("average", {"head": {}}, "FeatCalError", "merge.head.*uses no"),
         ("average", {"experts": {}}, "BadSetting", r"merge\.experts"),
-        ("average", {"experts": {"": "."}}, "BadSetting", "by texts that are not empty"),
+        ("average", {"experts": {"": "."}}, "BadSetting", "names that are texts"),
         ("average", {"n_jobs": 0}, "BadSetting", "merge.n_jobs"),
         ("regmean", {"batches": None}, "BadSetting", "merge.batches.*must be given"),
         ("adamerging", {"head": None}, "BadSetting", "merge.head.*every task"),
