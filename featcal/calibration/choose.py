@@ -138,8 +138,10 @@ def divergences(
     labels: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, list[float]]]:
     """Return held-out samples' divergence by task and model; `seen` are more, for relations."""
-    handles, by_task = (*students.values(), *models.experts.values()), dict[str, Any]()
-    report_labels([handle.module for handle in handles], "answers are compared", warn_once)
+    by_task = dict[str, dict[str, list[float]]]()
+    modules = [handle.module for handle in (*students.values(), *models.experts.values())]
+    configs = [getattr(module, "config", None) for module in modules]
+    report_labels(map(type, modules), configs, "answers are compared", warn_once)
     for task, samples in held_out.items():
         expert, classes = models.experts[task], (labels or {}).get(task)
         pooling, lacks_head = None, False

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.core.moments import Drift
 from featcal.core.precision import FLOATS
-from featcal.errors import LOG, BadBatches
+from featcal.errors import LOG, BadBatches, shorten
 from featcal.models import batch as of_batches
 from featcal.models import load
 from featcal.models.batch import Batch, Batches, Model, TaskBatches, check_batch, naming
@@ -114,15 +114,16 @@ def open_models(
     handles = dict(zip(names, (student, *others), strict=True))
     # outside of blocks the number of rows (of a vocabulary, of a head's classes) may differ
     require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
-    float64 = [n for n, h in handles.items() if next(h.module.parameters()).dtype == torch.float64]
-    require(len(float64) in (0, len(handles)), "models in float64", float64, "must be all or none")
+    run = {n: next(h.module.parameters()).dtype for n, h in handles.items() if h is not others[0]}
+    float64 = [name for name, dtype in run.items() if dtype == torch.float64]
+    expected = "must be the merged model and all experts, or none of them"
+    require(len(float64) in (0, len(run)), "models in float64", float64, expected)
     for name, handle in handles.items():
         handle.check_finite(name)
         loaded = type(handle.module)
         complete = isinstance(handle, StreamedModel) and load.model_class(handle.folder) is loaded
         if complete and handle.ignored:
-            more = ["..."] if len(handle.ignored) > 4 else []
-            listed = ", ".join([*handle.ignored[:4], *more])
+            listed = shorten(", ".join(handle.ignored), 200)
             LOG.warning(f"{name}: {loaded.__name__} has no {listed}: not used")
     used = Calibration() if settings == "auto" else settings
     checked = plan.stacks if used.norm else ()

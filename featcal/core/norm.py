@@ -26,16 +26,13 @@ def norm_sums(z: Tensor, w: Tensor) -> Tensor:
     return torch.stack([row.to(SUM_DTYPE) for row in rows])
 
 
-def norm_system(
-    sums: Tensor, gain: Tensor, shift: Tensor | None, whole: Tensor | None = None
-) -> NormSystem:
+def norm_system(sums: Tensor, gain: Tensor, shift: Tensor | None, n: Tensor) -> NormSystem:
     """Return one task's share of Eq. 58, zero without tokens; every task has weight 1, no ω.
 
     sums: of `norm_sums`, (3, d).
     gain, shift: γ and β (d,) of the task's expert; shift is None for RMSNorm.
-    whole: n of the task, if `sums` cover only some of its samples.
+    n: Σ w of all its samples, of which `sums` may cover only some.
     """
-    n = sums[2, 0] if whole is None else whole
     if n == 0:
         return torch.zeros(5, len(gain), dtype=SUM_DTYPE, device=gain.device)
     gain = gain.to(SUM_DTYPE)

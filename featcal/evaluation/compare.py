@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from math import isfinite, nan, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from featcal.core.moments import Drift
 from featcal.core.precision import FLOATS, SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, NotFinite, warn_once
 from featcal.models import streamed
-from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
+from featcal.models.batch import Batches, Model, check_batch, check_named, check_tasks, naming
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan, blocks_of, plan_for
@@ -89,9 +90,7 @@ def compare(
     """
     check_tasks(experts, batches)
     choose.check_labels(labels or {}, experts)
-    expected = "must be a dictionary with at least one model by its name"
-    named = isinstance(models, Mapping) and bool(models)
-    require(named, "compare.models", type(models).__name__, expected)
+    check_named(models, "compare.models")
     require(dtype in FLOATS, "compare.dtype", str(dtype), "must be a type such as torch.float32")
     target = torch_device(device)
 
@@ -106,20 +105,21 @@ def compare(
         return InMemoryModel(nn.ModuleDict(parts))
 
     tested = {name: opened(model) for name, model in models.items()}
-    agreements, heads = list[Agreement](), [handle.module for handle in tested.values()]
+    agreements, kinds, configs = list[Agreement](), dict[str, type](), dict[str, Any]()
     for task in sorted(experts):
         expert = opened(experts[task])
         # only blocks must be alike: experts may have heads with their own numbers of classes
-        opened_models = {f"expert {task!r}": expert, **tested}
-        modules = {name: handle.module for name, handle in opened_models.items()}
-        heads.append(expert.module)
-        streamed.require_one_family({n: type(m) for n, m in modules.items()})
-        streamed.require_same_configs({n: getattr(m, "config", None) for n, m in modules.items()})
+        handles = {f"expert {task!r}": expert, **tested}
+        modules = {name: handle.module for name, handle in handles.items()}
+        kinds |= {name: type(module) for name, module in modules.items()}
+        configs |= {name: getattr(module, "config", None) for name, module in modules.items()}
+        streamed.require_one_family(kinds)
+        streamed.require_same_configs(configs)
         streamed.require_same_tensors({n: blocks_alone(m) for n, m in modules.items()})
         with exact_products(), evaluation_mode([*modules.values()]):
             classes = (labels or {}).get(task)
             agreements += task_agreements(task, tested, expert, batches[task], plan, classes)
-    streamed.report_labels(heads, "answers are compared", warn_once)
+    streamed.report_labels(kinds.values(), configs.values(), "answers are compared", warn_once)
     return agreements
 
 

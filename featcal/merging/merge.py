@@ -22,7 +22,7 @@ from featcal.merging.registry import MergeJob, Method, NamedTensors, method_name
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
 from featcal.models import load
-from featcal.models.batch import Model, TaskBatches, check_experts
+from featcal.models.batch import Model, TaskBatches, check_named, check_tasks
 from featcal.models.checkpoint import all_finite, encodes_sentences, is_adapter, read_safetensors
 from featcal.models.lora import copied, untied_config, unwrapped, without_adapters
 from featcal.models.sentences import merge_modules
@@ -114,8 +114,8 @@ class Form:
             table = nn.Parameter(module.get_parameter(name).detach().clone())
             setattr(module.get_submodule(path), attribute, table)
             module.config = untied_config(module.config)
-        dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
-        pairs = [(dtypes[name], t.dtype) for name, t in self.merged.items() if name in dtypes]
+        state = module.state_dict()
+        pairs = [(state[name].dtype, t.dtype) for name, t in self.merged.items() if name in state]
         if all(torch.promote_types(dtype, merged) == dtype for dtype, merged in pairs):
             return module
         return module.to(reduce(torch.promote_types, chain.from_iterable(pairs)))
@@ -274,11 +274,11 @@ def open_merge(
     require(valid, "merge.embeddings", embeddings, "must be merge or base")
     require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
     progress = progress or (lambda line: None)
-    valid = isinstance(experts, Mapping | Sequence) and not isinstance(experts, str)
-    require(valid, "merge.experts", type(experts).__name__, "must be a dictionary or a list")
-    if not isinstance(experts, Mapping):
+    if isinstance(experts, Sequence) and not isinstance(experts, str):
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
-    check_experts(experts, "merge.experts")
+    check_named(experts, "merge.experts")
+    if batches is not None:
+        check_tasks(experts, batches)
     experts = {task: unwrapped(expert) for task, expert in experts.items()}
     plain = without_adapters(base) if isinstance(base, nn.Module) else base
     form = Form.of(plain, experts)
@@ -296,7 +296,8 @@ def open_merge(
     if len({*ends.values()}) > 1:  # else what was merged may never end
         listed = ", ".join(f"{end} in {label}" for label, end in ends.items())
         progress(f"eos_token_id differs ({listed}); the base's is written, with its chat template")
-    report_labels([model.module for model in opened.values()], "heads are merged", progress)
+    kinds = [type(model.module) for model in opened.values()]
+    report_labels(kinds, configs.values(), "heads are merged", progress)
     untied = sources.untied_names(form.source, [opened[task].tensors for task in experts])
     # the tensors of each model that its class and another model lack
     surplus = {task: {n for n, _ in getattr(m, "surplus", ())} for task, m in opened.items()}

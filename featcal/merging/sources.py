@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import CLIPModel
 
-from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
+from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, shorten
 from featcal.models import load, streamed
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyTensor, is_adapter
@@ -31,7 +31,7 @@ TABLES = ("shared", "embed_tokens", "token_embedding", "wte", "word_embeddings",
 TABLES += ("embed_in", "embed_out", "tok_embeddings", "word_embedding", "backbone.embeddings")
 TABLES += ("model.embeddings", "tokens_embed", "lm_head.decoder")  # Nemotron, GPT, XLM-RoBERTa
 VOCABULARY = (*(f"*{name}.weight" for name in TABLES), "*lm_head.bias")
-LISTED = 4  # rows or tensors that a message names
+LISTED = 4  # rows that a message names
 
 
 def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
@@ -205,8 +205,8 @@ def align(
 def report_head(task: str, names: set[str], progress: Callable[[str], None]) -> None:
     """Report an expert's tensors that are not merged, if there are any."""
     if names:
-        more = ["..."] if len(names) > LISTED else []
-        progress(f"{task}: its own head is not merged ({', '.join(sorted(names)[:LISTED] + more)})")
+        listed = shorten(", ".join(sorted(names)), 200)
+        progress(f"{task}: its own head is not merged ({listed})")
 
 
 def match_names(

@@ -100,8 +100,8 @@ def matrix_names(job: MergeJob, exclude: tuple[str, ...]) -> list[str]:
     names = [name for name in job.names if not is_vocabulary(name, exclude)]
     if packed := [n for n in names if len(job.base[n].shape) == 3 and n.endswith("_proj")]:
         problem = "packs the matrices of a mixture's experts, which this method merges one by one"
-        ways_out = "give folders whose files hold each matrix", "or average it: name it in exclude"
-        raise FeatCalError(packed[0], problem, *ways_out)
+        average = "or average it: name it in exclude, with the token tables of the default"
+        raise FeatCalError(packed[0], problem, "give folders that hold each matrix", average)
     return [name for name in names if len(job.base[name].shape) == 2]
 
 

@@ -4,8 +4,8 @@ n samples · d width of a feature · p width of a projected one.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from featcal.errors import BadBatches, BadPlan, nearest, one_line
-from featcal.models.blocks import model_call, module_inputs, out_of_memory
+from featcal.errors import BadBatches, BadPlan, nearest
+from featcal.models.blocks import model_call, module_inputs, refusals
 from featcal.settings import require
 
 Model = nn.Module | str | Path  # a module or a checkpoint folder
@@ -30,22 +30,22 @@ AFTER_HEAD = "logits_scaling logit_scale lm_head_multiplier final_logit_softcapp
 AFTER_HEAD += "logits_soft_cap output_logit_soft_cap".split()
 
 
-def check_experts(experts: Mapping[str, Any], name: str = "experts") -> None:
-    """Raise BadSetting unless tasks have names, and adapters in memory a base of their own."""
-    given = isinstance(experts, Mapping) and len(experts) > 0
-    require(given, name, type(experts).__name__, "must be a dictionary with at least one task")
-    valid = all(isinstance(task, str) and task for task in experts)
-    require(valid, name, [*experts], "must name tasks by texts that are not empty")
-    adapted = {id(m): m for m in experts.values() if hasattr(m, "get_base_model")}
+def check_named(entries: Mapping[str, Any], key: str) -> None:
+    """Raise BadSetting unless entries have names, and adapters in memory a base of their own."""
+    given = isinstance(entries, Mapping) and len(entries) > 0
+    require(given, key, type(entries).__name__, "must be a dictionary with at least one entry")
+    valid = all(isinstance(name, str) and name for name in entries)
+    require(valid, key, [*entries], "must have names that are texts and not empty")
+    adapted = {id(m): m for m in entries.values() if hasattr(m, "get_base_model")}
     bases = {id(model.get_base_model()) for model in adapted.values()}
     expected = "must have a base of its own for every PeftModel; on one, the last adapter counts"
-    require(len(bases) == len(adapted), name, [*experts], expected)
+    require(len(bases) == len(adapted), key, [*entries], expected)
 
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
     """Raise BadBatches or BadSetting unless both are dictionaries with the same tasks."""
-    check_experts(experts)
-    check_experts(batches, "batches")
+    check_named(experts, "experts")
+    check_named(batches, "batches")
     for task in sorted(experts.keys() | batches.keys()):
         if task not in batches:
             raise BadBatches(task, f"is missing for its expert; {nearest(task, batches)}")
@@ -123,16 +123,10 @@ def some_samples(batch: Batch, rows: slice | Tensor) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def naming(task: str, number: int) -> Iterator[None]:
+def naming(task: str, number: int) -> AbstractContextManager[None]:
     """Raise a model's errors about a batch (unknown keyword, wrong image size) as BadBatches."""
-    try:
-        yield
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if out_of_memory(error):
-            raise
-        problem = f"batch {number} is refused by the model ({one_line(error)})"
-        raise BadBatches(task, problem) from error
+    problem = f"batch {number} is refused by the model"
+    return refusals(lambda text: BadBatches(task, f"{problem} ({text})"))
 
 
 def padding_mask(
@@ -148,12 +142,13 @@ def padding_mask(
     if isinstance(mask, Tensor) and keyword == "labels":
         mask = mask != IGNORED
     elif mask is None and keyword == "decoder_attention_mask":
-        mask = batch.get("attention_mask")  # a classifier's decoder reads the text once more
         if isinstance(inputs := batch.get("decoder_input_ids"), Tensor):
             mask = inputs != pad
             mask[:, 0] = True  # many decoders start with the padding token
-        elif isinstance(labels, Tensor):
+        elif isinstance(labels, Tensor) and labels.shape == hidden.shape[:2]:
             mask = (labels != IGNORED) & (labels != pad)
+        elif "decoder_inputs_embeds" not in batch:  # a classifier's decoder reads the text again
+            mask = batch.get("attention_mask")
     if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
         return mask.to(hidden.device)
     return None

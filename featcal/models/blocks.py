@@ -70,9 +70,15 @@ def nbytes(nest: object) -> int:
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Return whether torch raised an error for lack of memory."""
-    return "memory" in f"{type(error).__name__} {error}".lower()
+@contextmanager
+def refusals(error_of: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise a model's errors, but for lack of memory, as what `error_of` makes of their text."""
+    try:
+        yield
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if "memory" in f"{type(error).__name__} {error}".lower():
+            raise
+        raise error_of(one_line(error)) from error
 
 
 def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +90,8 @@ def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if "use_cache" in parameters or (any_keyword and getattr(model, "can_generate", bool)()):
         call["use_cache"] = False
-    if getattr(getattr(model, "config", None), "return_dict", True) is False:
+    as_tuple = getattr(getattr(model, "config", None), "return_dict", True) is False
+    if as_tuple and (any_keyword or "return_dict" in parameters):
         call["return_dict"] = True
     return call
 
@@ -201,13 +208,9 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
     with torch.no_grad():
         with last_outputs(model, plan, once=True) as outputs, same_unpacked(model):
             model(**model_call(model, batch))
-        try:
+        problem = "its blocks cannot be run one by one"
+        with refusals(lambda text: BadPlan(name, f"{problem} ({text})", CHOOSE_BLOCKS)):
             replayed = replay(model, plan, batch)
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            if out_of_memory(error):
-                raise
-            problem = f"its blocks cannot be run one by one ({one_line(error)})"
-            raise BadPlan(name, problem, CHOOSE_BLOCKS) from error
     for stack in plan.stacks:
         if (out := outputs.get(stack.name)) is None:
             raise BadPlan(name, f"its forward never reaches the last block of {stack.blocks!r}")

@@ -337,8 +337,9 @@ def untied(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of a module, each tensor in memory under its first name only."""
     first: dict[object, tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict().items():
-        start = tensor.data_ptr() or name  # on meta it is 0
-        first.setdefault((start, tensor.shape, tensor.stride()), (name, tensor))
+        if isinstance(tensor, Tensor):  # a module's own extra state may be something else
+            start = tensor.data_ptr() or name  # on meta it is 0
+            first.setdefault((start, tensor.shape, tensor.stride()), (name, tensor))
     return dict(first.values())
 
 

@@ -52,7 +52,7 @@ def dense_model(
 ) -> Any:
     """Return a copy of the base, a module or a folder that `load` reads, with an adapter added."""
     if isinstance(base, nn.Module):
-        model = copied(base)
+        model = copied(without_adapters(base))
     else:
         wide = any(tensor.kind == "float64" for tensor in checkpoint.LazyCheckpoint(base).values())
         model = load(base, torch.float64 if wide else torch.float32)
@@ -257,13 +257,14 @@ def without_adapters(model: Any, precision: torch.dtype | None = None) -> Any:
         model = merged_adapter(copied(model), name, precision)
     for key, value in model.state_dict().items():
         if "base_layer." in key:
-            raise BadFile(name, "holds an adapter of transformers' own", "give a PeftModel instead")
-        if not isinstance(value, Tensor):
+            way_out = "give a PeftModel, or load a base again that peft has wrapped"
+            raise BadFile(name, "holds an adapter's layers, but is no PeftModel", way_out)
+        if not isinstance(value, Tensor) and not key.endswith("_extra_state"):
             problem = f"{key} is no tensor, as in quantised models"
             raise BadFile(name, problem, "give the model it was quantised from")
     for path, part in model.named_modules():
         if isinstance(part, nn.Linear | Conv1D) and not isinstance(part.weight, nn.Parameter):
-            way_out = "make it a parameter, as torch.nn.utils.prune.remove does"
+            way_out = "make it a parameter: prune.remove or parametrize.remove_parametrizations do"
             raise BadFile(name, f"{path} computes its weight, as after pruning", way_out)
     return model
 

@@ -193,9 +193,8 @@ KNOWN = {
     **{f"{name}Model": bart("", norm=True) for name in NORMED},
     **{f"{name}ForConditionalGeneration": bart(norm=True) for name in NORMED},
     "SiglipModel": SIGLIP,
-    "ViTModel": class_token("layers"),
+    **dict.fromkeys(("ViTModel", "DeiTModel"), class_token("layers")),
     "ViTForImageClassification": class_token("vit.layers"),
-    "DeiTModel": class_token("layers"),
     "DeiTForImageClassification": class_token("deit.layers"),
     "Dinov2Model": class_token("encoder.layer"),  # not its classifier, which reads patches
     "Dinov2WithRegistersModel": class_token("encoder.layer"),
@@ -207,5 +206,6 @@ KNOWN = {
 
 def plan_for(model: nn.Module, plan: BlockPlan | None = None) -> BlockPlan:
     """Return `plan` if given, else the known plan of the model's class, else an inferred one."""
-    known = type(model).__module__.startswith("transformers.")  # others have the same names
-    return plan or (known and KNOWN.get(type(model).__name__)) or infer_plan(model)
+    name = type(model).__name__  # other packages have classes of these names
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
+    return plan or (("transformers", name) in kinds and KNOWN.get(name)) or infer_plan(model)

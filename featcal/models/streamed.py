@@ -297,13 +297,14 @@ def require_same_configs(configs: Mapping[str, Any]) -> None:
             raise FeatCalError(f"{there} and {here}", problem, other, way_out)
 
 
-def report_labels(models: Sequence[Any], use: str, report: Callable[[str], None]) -> None:
+def report_labels(
+    kinds: Iterable[type], configs: Iterable[Any], use: str, report: Callable[[str], None]
+) -> None:
     """Report labels that differ between heads of one class and size, whose rows are used alike."""
-    configs = (getattr(model, "config", None) for model in models)
     labels = [sorted((getattr(c, "id2label", None) or {}).items()) for c in configs]
     names = dict.fromkeys(tuple(dict(pairs).values()) for pairs in labels)
     named = [shorten(str(each), 200) for each in names if "LABEL_0" not in each]
-    if len({*map(type, models)}) == len({*map(len, labels)}) == 1 < len(named):
+    if len({*kinds}) == len({*map(len, labels)}) == 1 < len(named):
         report(f"labels differ ({'; '.join(named)}): {use} row by row")
 
 

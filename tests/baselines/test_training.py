@@ -154,7 +154,7 @@ def test_experts_and_samples_that_do_not_fit_are_refused_with_their_task(encode)
     merged, own = clip(), images(0)
     with pytest.raises(BadBatches, match=r"'a'.*\(\d, 64\) by the expert, but \(\d, 32\) by"):
         featcal.surgery(merged, {"a": clip(width=64)}, {"a": own}, steps=1, encode=encode)
-    with pytest.raises(BadSetting, match=r"experts: \[1\] .*by texts"):
+    with pytest.raises(BadSetting, match=r"experts: \[1\] .*names that are texts"):
         featcal.surgery(merged, {1: merged}, {1: own}, steps=1, encode=encode)
     larger, named = images(0, size=32), [own[0] | {"output_attentions": torch.zeros(3)}, own[1]]
     for batches in (own + larger, named) if encode == "each_step" else ():

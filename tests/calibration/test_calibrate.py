@@ -30,6 +30,8 @@ WRAPS = [torch.compile, torch.nn.DataParallel, lambda model: model.compile() or 
 WRAPS += [lambda m: vars(m).update(forward=torch.compile(m.forward)) or m]
 WRAPS += [lambda m: setattr(m.encoder, "layers", torch.nn.Sequential(*m.encoder.layers)) or m]
 WRAPS += [lambda m: Accelerator(cpu=True, mixed_precision="bf16").prepare_model(m)]
+STATEFUL = type("Stateful", (torch.nn.Module,), {"get_extra_state": lambda _: {"steps": 1}})
+WRAPS += [lambda m: m.add_module("own", STATEFUL()) or m]
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
@@ -202,8 +204,10 @@ def test_tasks_without_names_and_samples_without_tokens_or_halves_are_refused():
     numbered = {part: dict(enumerate(given[part].values())) for part in ("experts", "batches")}
     assert "experts: [0] cannot be used" in refused(BadSetting, given | numbered)
     assert "has one sample; give two" in refused(BadBatches, given, PAPER.but(ridge="auto"))
+    given["base"].float()  # gives anchors only
+    calibrate(**given, settings=PAPER)
     given["merged"].float()
-    assert "models in float64: ['base', \"expert 'a'\"]" in refused(BadSetting, given)
+    assert "models in float64: [\"expert 'a'\"]" in refused(BadSetting, given)
     given = families.experiment(FAMILIES["llama"])
     given["merged"].config.vocab_size = 4  # some models have further rows
     given["batches"]["b"][1]["attention_mask"][2] = 0

@@ -1,6 +1,7 @@
 """The choice by answers, and the calibration of several students in one pass of the teachers."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import families
 import pytest
@@ -59,6 +60,7 @@ def candidates(given, monkeypatch):
 def halves():
     uses = iter([lambda fc, x: x + fc(x), lambda fc, x: fc(x)])
     base = make(lambda: Toy(lambda: Block(next(uses))))
+    base.config = SimpleNamespace(return_dict=False)  # which its forward does not know
     x = torch.randn(16, 3, 8, generator=seeded(0), dtype=torch.float64)
     given = {"merged": shifted(base, 5, 0.1), "base": base, "batches": {"a": [{"x": x}]}}
     return given | {"experts": {"a": shifted(base, 1, 0.3)}}

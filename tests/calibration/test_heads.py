@@ -1,6 +1,7 @@
 """Experts that differ at the ends: own heads, other vocabularies, adapters in memory."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from featcal.calibration.choose import divergences
 from featcal.calibration.features import open_models
 from featcal.errors import FeatCalError
 from featcal.models.load import load_model, save_model
+from featcal.models.lora import without_adapters
 
 BERT = tf.BertConfig(**TEXT)
 
@@ -112,8 +114,24 @@ def test_a_peft_model_in_memory_and_its_folder_are_the_expert_they_compute(given
     # merge adds the adapter in float64
     assert difference(merge("average", base, {"a": adapted}), whole) < 1e-6
     given["batches"] = batches = {"a": given["batches"]["a"]}
-    calls = ({**given, "experts": {"a": expert}} for expert in (whole, *forms))
+    calls = [{**given, "experts": {"a": expert}} for expert in (whole, *forms)]
+    calls[-1]["base"] = torch.nn.DataParallel(base)
     expected, *results = (calibrate(base, **call).model for call in calls)
     assert all(same_bits(model, expected) for model in results)
     with pytest.raises(FeatCalError, match="not a model[^|]*the command compare"):
         compare({"base": base}, {"a": tmp_path / "adapter"}, batches)
+
+
+def test_one_adapted_expert_at_a_time_has_a_dense_copy(given, monkeypatch):
+    peft, copies, alive = pytest.importorskip("peft"), weakref.WeakSet(), []
+
+    def watched(model):
+        copies.add(dense := without_adapters(model))
+        alive.append(len(copies))
+        return dense
+
+    monkeypatch.setattr("featcal.evaluation.compare.without_adapters", watched)
+    config, base = peft.LoraConfig(target_modules=["query"]), given["base"]
+    experts = {task: peft.get_peft_model(copy.deepcopy(base), config) for task in "abc"}
+    compare({"base": base}, experts, dict.fromkeys("abc", text(1)))
+    assert alive == [1, 2, 3, 3]  # the model, this expert and, until it is replaced, the last

@@ -25,7 +25,7 @@ def system(tasks, with_shift=True):
     total = torch.zeros(5, D, dtype=torch.float64)
     for z, w, gain, shift in tasks:
         sums = sum(norm_sums(z[rows], w[rows]) for rows in torch.arange(len(z)).chunk(3))
-        total = total + norm_system(sums, gain, shift if with_shift else None)
+        total = total + norm_system(sums, gain, shift if with_shift else None, w.sum())
     return total
 
 
@@ -58,7 +58,7 @@ def test_scale_and_shift_equal_least_squares_of_every_feature(count, with_shift)
 
 def test_no_data_returns_the_anchors_exactly():
     _, _, gain0, shift0 = task(99)
-    empty = norm_system(torch.zeros(3, D), gain0, shift0)
+    empty = norm_system(torch.zeros(3, D), gain0, shift0, torch.zeros(()))
     for nothing in (torch.zeros_like(empty), empty):
         gain, shift = solve_norm(nothing, gain0, shift0, RIDGE)
         assert torch.equal(gain, gain0) and torch.equal(shift, shift0)

@@ -7,7 +7,7 @@ from families import experiment as texts
 from tiny import clip, images
 
 from featcal.errors import BadSetting
-from featcal.models.batch import rows_before_head
+from featcal.models.batch import padding_mask, rows_before_head
 
 LANGUAGE = ("t5", "t5_gated", "llama")
 
@@ -44,6 +44,14 @@ def test_decoder_tokens_that_are_padding_do_not_count():
     masked, _ = rows_before_head(model, given | {"decoder_attention_mask": mask}, None)
     assert sizes.tolist() == [3, 2, 4]
     torch.testing.assert_close(rows, masked, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("key", ["decoder_inputs_embeds", "labels", None])
+def test_a_decoder_that_reads_the_text_again_has_its_mask(key):
+    hidden, mask = torch.zeros(2, 3, 4), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    given = {"attention_mask": mask, key: hidden if key == "decoder_inputs_embeds" else mask[0, :2]}
+    expected = None if key == "decoder_inputs_embeds" else mask
+    assert padding_mask(given, hidden, "decoder_attention_mask") is expected
 
 
 def test_heads_that_do_not_fit_are_refused():

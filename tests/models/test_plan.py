@@ -23,6 +23,8 @@ def test_a_given_plan_wins_over_the_known_one_and_that_over_the_inferred_one():
     given = BlockPlan(Stack("mine", "encoder.layers"))
     assert plan_for(clip()) is KNOWN["CLIPVisionModel"] and plan_for(clip(), given) is given
     assert infer_plan(clip()).stacks[0].blocks == KNOWN["CLIPVisionModel"].stacks[0].blocks
+    of_its_name = type("CLIPVisionModel", (tf.CLIPVisionModel,), {})
+    assert plan_for(of_its_name(clip().config)) is KNOWN["CLIPVisionModel"]
     of_another_package = type("ViTModel", (Toy,), {})(lambda: nn.Linear(8, 8))
     assert plan_for(of_another_package) == BlockPlan(Stack("blocks", "blocks"))
 

@@ -143,7 +143,6 @@ def adamerging(
     batches_per_step: of each task, their losses added; the official code takes two.
     """
     models = [encoder(job, "adamerging") for _ in range(min(job.n_jobs, len(job.experts)))]
-    of_batches.check_tasks(job.experts, job.batches)
     mixture = Mixture(job, granularity, start, clamp)
     job.record["loss"] = learn(job, models, mixture, steps, rate, batches_per_step)
     job.record["coefficients"] = {
@@ -265,7 +264,6 @@ def fisher(
     floor:     added to every entry of them.
     seed:      of the drawn labels.
     """
-    of_batches.check_tasks(job.experts, job.batches)
     model, fishers = encoder(job, "fisher"), []
     for task, expert in job.experts.items():
         sums, count = squared_gradients(job, model, expert, task, seed)
@@ -310,7 +308,6 @@ def gradient_matching(
     floor:       δ, added to every entry. All defaults but the seed are the authors'.
     seed:        of the drawn labels.
     """
-    of_batches.check_tasks(job.experts, job.batches)
     job.batches = {task: [*lasting(job.batches[task])] for task in job.experts}  # read twice
     squares = partial(squared_gradients, job, encoder(job, "gradient_matching"), seed=seed)
     of_experts = [squares(expert, task)[0] for task, expert in job.experts.items()]

@@ -31,7 +31,6 @@ from featcal.errors import BadFile, SingularGram, counted
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Tensors
 from featcal.merging.tensors import average_tensor, stacked_vectors, task_vectors, tensor_sum
-from featcal.models.batch import check_tasks
 from featcal.models.blocks import hooked, module_inputs, step
 from featcal.models.modules import is_solvable_norm, normalised, solved_modules
 from featcal.models.plan import Stack, blocks_of, plan_for
@@ -76,7 +75,6 @@ class ForwardOrder:
     norms: bool = False  # merge the scales of LayerNorms and RMSNorms as LOT does
 
     def __post_init__(self) -> None:
-        check_tasks(self.job.experts, self.job.batches)
         self.worker = self.job.structure().to(self.job.device).eval()
         extra = sorted(set(self.job.names) - self.worker.state_dict().keys())
         if extra:  # experts of an MoE
@@ -243,15 +241,13 @@ def regression_mean(job: MergeJob, off_diagonal: float | None, per_expert: bool)
     """Yield every tensor; `per_expert` as in ForwardOrder. Each G is divided by its tokens."""
 
     def solve(label: str, grams: Sequence[Gram], W0: Tensor, vectors: list[Tensor]) -> Tensor:
-        return W0 + regmean_matrix([gram.mean(factor) for gram in grams], vectors, label)
+        return W0 + regmean_matrix([gram.mean(off_diagonal) for gram in grams], vectors, label)
 
     merge = ForwardOrder(job, solve, per_expert)
-    factor = off_diagonal
-    if factor is None:
+    if off_diagonal is None:
         config = getattr(merge.worker, "config", None)
         sees = hasattr(config, "vision_config") or hasattr(config, "patch_size")
-        factor = IMAGES if sees else TEXTS
-        job.record["off_diagonal"] = factor
+        off_diagonal = job.record["off_diagonal"] = IMAGES if sees else TEXTS
     return merge.tensors()
 
 
