@@ -183,7 +183,6 @@ def punkt_tab(folder: Path) -> dict[str, str]:
 
 Repositories = dict[str, Path | dict[str, Path]]
 SIZES = ("base-patch32", "large-patch14")
-GATED = "meta-llama/"  # behind terms that must be accepted
 
 
 def paper_hub(
@@ -203,4 +202,4 @@ def paper_hub(
 
 def gated(repositories: Repositories) -> list[str]:
     """Those that need an account."""
-    return [name for name in repositories if name.startswith(GATED)]
+    return [name for name in repositories if name.startswith("meta-llama/")]

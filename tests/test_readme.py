@@ -29,7 +29,6 @@ MERGERS = {
     "WUDI, closed form": "wudi_closed_form",
     "Iso-C": "iso_c",
 }
-SAMPLES = 32  # per task
 
 
 def expected_row(source: str, merger: str) -> list[str]:
@@ -37,7 +36,7 @@ def expected_row(source: str, merger: str) -> list[str]:
     place, name = SOURCES[source], MERGERS[merger]
     scores = pd.read_csv(RESULTS / f"scores/{place}/scores.csv", keep_default_na=False)
     study = pd.read_csv(RESULTS / f"default/{place}/default.csv", keep_default_na=False)
-    study = study[(study.upstream == name) & (study.samples == SAMPLES)]
+    study = study[(study.upstream == name) & (study.samples == 32)]
     means = study.groupby(["method", "setting"]).value.mean()
     adapter = max(means["surgery", ""], means["prob_surgery", ""])
     values = [means["merged", ""], means["featcal", "paper"], means["featcal", "auto"], adapter]

@@ -149,6 +149,8 @@ def padding_mask(
             mask = (labels != IGNORED) & (labels != pad)
         elif "decoder_inputs_embeds" not in batch:  # a classifier's decoder reads the text again
             mask = batch.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 4:  # of pairs; floats are added to scores
+        mask = (mask == 0 if mask.is_floating_point() else mask != 0).flatten(1, 2).any(1)
     if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
         return mask.to(hidden.device)
     return None

@@ -9,8 +9,6 @@ from tiny import clip, images
 from featcal.errors import BadSetting
 from featcal.models.batch import padding_mask, rows_before_head
 
-LANGUAGE = ("t5", "t5_gated", "llama")
-
 
 def counted(batch):
     """The tokens that count of a batch of a language model."""
@@ -25,7 +23,7 @@ def test_a_function_as_head_equals_its_weight():
     assert all(torch.equal(first, rows) for rows in others)
 
 
-@pytest.mark.parametrize("name", LANGUAGE)
+@pytest.mark.parametrize("name", ["t5", "t5_gated", "llama"])
 def test_rows_of_a_text_are_what_the_language_head_reads(name):
     model, batch = texts(FAMILIES[name])["merged"], FAMILIES[name].batches(5)[0]
     rows, sizes = rows_before_head(model, batch, None)
@@ -52,6 +50,12 @@ def test_a_decoder_that_reads_the_text_again_has_its_mask(key):
     given = {"attention_mask": mask, key: hidden if key == "decoder_inputs_embeds" else mask[0, :2]}
     expected = None if key == "decoder_inputs_embeds" else mask
     assert padding_mask(given, hidden, "decoder_attention_mask") is expected
+
+
+def test_a_mask_of_pairs_leaves_out_tokens_that_none_sees():
+    pairs, hidden = torch.ones(1, 1, 3, 3).index_fill(3, torch.tensor(2), 0), torch.zeros(1, 3, 4)
+    for mask in (pairs.long(), pairs > 0, (pairs - 1) * 1e9):  # floats are added to scores
+        assert padding_mask({"attention_mask": mask}, hidden).tolist() == [[True, True, False]]
 
 
 def test_heads_that_do_not_fit_are_refused():
