@@ -18,7 +18,6 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfo
 POSITIONS = {"max_position_embeddings": 64}
 WORDS = ("the cat sat", "a dog", "on", "ships sail far away", "red", "the end of it", "no")
 WORDS += ("one more line", "two more")
-OWN = {"vocab_size": VOCABULARY}
 CONFIGS = {
     "llama": ("LlamaForCausalLM", GROUPED | POSITIONS),
     "bert": ("BertModel", TEXT | POSITIONS),
@@ -32,7 +31,7 @@ CONFIGS = {
 
 def model(kind: str) -> tf.PreTrainedModel:
     name, sizes = CONFIGS[kind]
-    return getattr(tf, name)(getattr(tf, name).config_class(**sizes | OWN))
+    return getattr(tf, name)(getattr(tf, name).config_class(**sizes | {"vocab_size": VOCABULARY}))
 
 
 MODELS = {kind: partial(model, kind) for kind in CONFIGS}

@@ -14,7 +14,6 @@ import numpy as np
 import yaml
 
 MERGERS = ("average", "task_arithmetic", "adamerging", "wudi")
-NO_BLOCKS = ("embeddings", "features")
 FOLDERS = dict.fromkeys(("similarity", "alignment", "vectors", "projection"), "drift")
 FOLDERS["references"] = "scores"
 CALIBRATED = ("featcal", "surgery", "prob_surgery")
@@ -108,7 +107,7 @@ class Results:
             available = next((name for name in order if name in run), self.setting)
             key["setting"] = available if free else self.setting
         if "block" in key:
-            of_blocks = [row for row in rows if row["block"] not in NO_BLOCKS]
+            of_blocks = [row for row in rows if row["block"] not in ("embeddings", "features")]
             if key["block"] == "last":
                 key["block"] = max((row["block"] for row in of_blocks), default=None)
             elif key["block"] == "all":

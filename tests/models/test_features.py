@@ -9,6 +9,8 @@ from tiny import clip, images
 from featcal.errors import BadSetting
 from featcal.models.batch import padding_mask, rows_before_head
 
+LANGUAGE = ("t5", "t5_gated", "llama")
+
 
 def counted(batch):
     """The tokens that count of a batch of a language model."""
@@ -23,7 +25,7 @@ def test_a_function_as_head_equals_its_weight():
     assert all(torch.equal(first, rows) for rows in others)
 
 
-@pytest.mark.parametrize("name", ["t5", "t5_gated", "llama"])
+@pytest.mark.parametrize("name", LANGUAGE)
 def test_rows_of_a_text_are_what_the_language_head_reads(name):
     model, batch = texts(FAMILIES[name])["merged"], FAMILIES[name].batches(5)[0]
     rows, sizes = rows_before_head(model, batch, None)
