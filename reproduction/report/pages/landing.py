@@ -81,13 +81,10 @@ class ModelEvidence:
         featcal, merged = self.merger_pair(merger, setting)
         return lead(featcal, merged) if featcal and merged else None
 
-    def lowered_mergers(self, setting: str) -> Iterator[str]:
-        """Yield each merger that FeatCal lowers by more than two standard errors."""
-        for merger in self.mergers:
-            change = self.change(merger, setting)
-            if change and sum(change) < 0:
-                text = f"{MERGERS[merger]}, {self.name}: {change[0]:+.1f} ± {change[1]:.1f}"
-                yield f"<small>{text}</small>"
+    def losses(self, setting: str) -> list[tuple[float, float]]:
+        """Return the changes of mergers that FeatCal lowers by more than two standard errors."""
+        changes = (self.change(merger, setting) for merger in self.mergers)
+        return [change for change in changes if change and sum(change) < 0]
 
     def adapter_pairs(self, setting: str) -> Iterator[EstimatePair]:
         """Pair FeatCal with each adapter after the same merger.
@@ -155,21 +152,28 @@ def is_weak(covered: float | None) -> bool:
 
 def answers(suite: str) -> PageOutput:
     """Show the questions of the front page with a verdict word by source and setting."""
-    columns, head = [printed_pairs()], ["Does FeatCal …", "The paper, as printed"]
-    weak, strong, *_ = columns[0].values()
-    clear = all(lead(*pair)[0] >= 0 for pair in weak + strong)
-    lowered = ["none" if clear else "some"]
+    printed = printed_pairs()
+    changes = [lead(*pair) for question in QUESTIONS[:2] for pair in printed[question]]
+    sources = {"The paper, as printed": (printed, [loss for loss in changes if loss[0] < 0])}
     for (name, source_models), (setting, label) in product(models(suite).items(), SETTINGS.items()):
-        columns.append(measured_pairs(source_models, setting))
-        texts = (text for model in source_models for text in model.lowered_mergers(setting))
-        lowered.append("".join(texts) or "none")
-        head.append(f"{name}, {label}")
-    rows = [[name, *(verdict_cell(pairs[name]) for pairs in columns)] for name in columns[0]]
-    rows.insert(2, ["lower a merger?", *lowered])
+        losses = [loss for model in source_models for loss in model.losses(setting)]
+        sources[f"{name}, {label}"] = measured_pairs(source_models, setting), losses
+    rows = []
+    for source, (pairs, losses) in sources.items():
+        cells = [verdict_cell(pairs[question]) for question in QUESTIONS]
+        rows.append([source, *cells[:2], loss_cell(losses), *cells[2:]])
+    head = ["Does FeatCal …", *QUESTIONS[:2], "lower a merger?", *QUESTIONS[2:]]
     caption = (
         "Verdicts by source. Small: comparisons decided for FeatCal · against it · all of them"
     )
-    return tabulate(head, rows, caption, "fc-words")
+    return tabulate(head, rows, caption, "fc-words fc-tight")
+
+
+def loss_cell(losses: list[tuple[float, float]]) -> str:
+    """Return the number of lowered mergers, and the largest loss."""
+    if not losses:
+        return "none"
+    return f"<strong>{len(losses)}</strong><small>by up to {-min(losses)[0]:.1f}</small>"
 
 
 def measured_pairs(models: list[ModelEvidence], setting: str) -> dict[str, list[EstimatePair]]:
@@ -240,19 +244,20 @@ def gains(suite: str) -> PageOutput:
                     points.setdefault((name, setting), []).append((covered, *change))
     if not points:
         return figure_output(None, title)
-    with one_panel(4.4) as (figure, axes):
+    with one_panel(1.8) as (figure, axes):
         for (name, setting), model_points in points.items():
             marker, colour = LOOKS[name]
             style = {"fmt": marker, "color": colour, "elinewidth": 1, "markersize": 8}
             style["markerfacecolor"] = colour if setting != "paper" else "white"
             x, y, bars = zip(*model_points, strict=True)
-            label = f"{name or 'synthetic'}, {SETTINGS[setting]}"
-            axes.errorbar(x, y, yerr=bars, label=label, **style)
+            last = setting == DEFAULT or (name, DEFAULT) not in points
+            axes.errorbar(x, y, yerr=bars, label=(name or "synthetic") if last else None, **style)
         axes.axhline(0, color=INK, lw=1.2)
         axes.axvline(50, color=INK, lw=1, ls=":")
         axes.set_xlabel("way from base to experts covered by the merger (%)")
-        axes.set_ylabel("change by FeatCal (points)")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, fontsize="small")
+        axes.set_ylabel("change (points)")
+        above = {"loc": "lower center", "bbox_to_anchor": (0.48, 1.0), "ncols": 5}
+        axes.legend(**above, columnspacing=1, handletextpad=0.2, fontsize="small")
         return figure_output(figure, title)
 
 
