@@ -137,12 +137,12 @@ def image_answers(
     widths = [getattr(getattr(c, "vision_config", c), "hidden_size", None) for c in configs]
     if widths[0] != widths[1]:
         raise TensorsDiffer("vision width", model, widths[0], base, widths[1])
-    how: Any = {"columns": {column: key for key, column in columns.items()}}
-    how["preprocess"] = Preprocess.from_folder(base)
+    by_column = {column: key for key, column in columns.items()}
+    how: Any = {"columns": by_column, "preprocess": Preprocess.from_folder(base)}
 
     def read(split: str) -> dict[str, Any]:
-        how["split"], sets = split, datasets.items()
-        return {n: load_images(classes=classes.get(n), **vars(d), **how) for n, d in sets}
+        sets, of_split = datasets.items(), how | {"split": split}
+        return {n: load_images(classes=classes.get(n), **vars(d), **of_split) for n, d in sets}
 
     tasks, heads, projection = read(sampling.split), {}, None
     if templates is None:

@@ -81,10 +81,10 @@ class ModelEvidence:
         featcal, merged = self.merger_pair(merger, setting)
         return lead(featcal, merged) if featcal and merged else None
 
-    def losses(self, setting: str) -> list[tuple[float, float]]:
+    def losses(self, setting: str) -> list[float]:
         """Return the changes of mergers that FeatCal lowers by more than two standard errors."""
         changes = (self.change(merger, setting) for merger in self.mergers)
-        return [change for change in changes if change and sum(change) < 0]
+        return [change[0] for change in changes if change and sum(change) < 0]
 
     def adapter_pairs(self, setting: str) -> Iterator[EstimatePair]:
         """Pair FeatCal with each adapter after the same merger.
@@ -153,8 +153,8 @@ def is_weak(covered: float | None) -> bool:
 def answers(suite: str) -> PageOutput:
     """Show the questions of the front page with a verdict word by source and setting."""
     printed = printed_pairs()
-    changes = [lead(*pair) for question in QUESTIONS[:2] for pair in printed[question]]
-    sources = {"The paper, as printed": (printed, [loss for loss in changes if loss[0] < 0])}
+    changes = [lead(*pair)[0] for question in QUESTIONS[:2] for pair in printed[question]]
+    sources = {"The paper, as printed": (printed, [change for change in changes if change < 0])}
     for (name, source_models), (setting, label) in product(models(suite).items(), SETTINGS.items()):
         losses = [loss for model in source_models for loss in model.losses(setting)]
         sources[f"{name}, {label}"] = measured_pairs(source_models, setting), losses
@@ -169,11 +169,11 @@ def answers(suite: str) -> PageOutput:
     return tabulate(head, rows, caption, "fc-words fc-tight")
 
 
-def loss_cell(losses: list[tuple[float, float]]) -> str:
+def loss_cell(losses: list[float]) -> str:
     """Return the number of lowered mergers, and the largest loss."""
     if not losses:
         return "none"
-    return f"<strong>{len(losses)}</strong><small>by up to {-min(losses)[0]:.1f}</small>"
+    return f"<strong>{len(losses)}</strong><small>by up to {-min(losses):.1f}</small>"
 
 
 def measured_pairs(models: list[ModelEvidence], setting: str) -> dict[str, list[EstimatePair]]:
