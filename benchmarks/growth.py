@@ -41,7 +41,6 @@ from benchmarks.measure import (
 )
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.estimate import Job, estimate, model_shape
-from featcal.cli.calibrate import return_large_blocks
 from featcal.cli.plan import meta_batch
 from featcal.files import write_json
 from featcal.models.load import save_model
@@ -65,7 +64,6 @@ def batches(task: int, args: Namespace) -> Iterator[dict[str, torch.Tensor]]:
 
 def run_calibration(args: Namespace, root: Path, host_memory: int | None = None) -> dict[str, Any]:
     """Run one calibration in this process and return its seconds and bytes above the imports."""
-    return_large_blocks()  # as the command does
     tasks = [f"task{t}" for t in range(args.tasks)]
     before, start = memory("VmRSS"), time.perf_counter()
     calibrate(

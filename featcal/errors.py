@@ -2,7 +2,7 @@
 
 import copyreg
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -46,6 +46,11 @@ def shorten(text: str, most: int) -> str:
     """Leave out the middle of a text that has more than `most` characters."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
+
+
+def list_of(names: Iterable[object]) -> str:
+    """Return names separated by commas, without the middle of a long list."""
+    return shorten(", ".join(map(str, names)), 200) or "nothing"
 
 
 def counted(count: int, noun: str) -> str:

@@ -81,8 +81,7 @@ def calibrate(
             Default: the family's rule.
         device, dtype: of models given as folders. Default: those of `merged` if it is a module, else
             the CPU and float32. Batches are moved to the device.
-        host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk. With a cap,
-            freed memory is returned to the system at once, which can take a quarter more time.
+        host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk.
         work: scratch folder, with `out` also for solved blocks. Default: next to `out`.
         resume: continue from the blocks of an interrupted run with the same models and batches.
         block_drift: measure the drift after every block, with one more pass through the last one.

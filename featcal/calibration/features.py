@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.core.moments import Drift
 from featcal.core.precision import FLOATS
-from featcal.errors import LOG, BadBatches, shorten
+from featcal.errors import LOG, BadBatches, list_of
 from featcal.models import batch as of_batches
 from featcal.models import load
 from featcal.models.batch import Batch, Batches, Model, TaskBatches, check_batch, naming
@@ -123,8 +123,7 @@ def open_models(
         loaded = type(handle.module)
         complete = isinstance(handle, StreamedModel) and load.model_class(handle.folder) is loaded
         if complete and handle.ignored:
-            listed = shorten(", ".join(handle.ignored), 200)
-            LOG.warning(f"{name}: {loaded.__name__} has no {listed}: not used")
+            LOG.warning(f"{name}: {loaded.__name__} has no {list_of(handle.ignored)}: not used")
     used = Calibration() if settings == "auto" else settings
     checked = plan.stacks if used.norm else ()
     for stack in checked:

@@ -1,7 +1,5 @@
 """`featcal calibrate`: calibrate a merged model and write it as a folder of the same format."""
 
-import ctypes
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from featcal.calibration.choose import CalibrationOrAuto
     from featcal.data.batches import Draw, DrawnBatches
 
-MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
 SAMPLES = "Samples per task. Default: 256, or all there are."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
 RIDGE = "λ > 0 or auto: how strongly weights are pulled to the anchor (paper: 0.05)."
@@ -120,8 +117,6 @@ def run(
     sweeps = 1 + sweeps * (request.settings == "auto")
     mine = current().mine(inputs.experts)  # each process reads the batches of its own tasks only
     device = process_device(torch_device(request.device))
-    if device.type == "cpu":
-        return_large_blocks()
     arguments: Any = {"plan": request.plan, "device": device, "dtype": request.draw.dtype}
     arguments |= {"host_memory": keys.host_memory, "work": keys.work, "resume": keys.resume}
     arguments |= {"base": inputs.base, "settings": request.settings, "out": request.out}
@@ -212,13 +207,6 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
     table(title, columns, [row[: len(columns)] for row in rows])
     show_needs(needs, job)
     say("nothing was computed and nothing written (--dry-run)")
-
-
-def return_large_blocks() -> None:
-    """Return freed blocks of 2 MiB to the system at once: slower, but memory can be predicted."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        mallopt(MMAP_THRESHOLD, 2 << 20)
 
 
 def complete(

@@ -9,7 +9,7 @@ from typer import Option
 from featcal.card import read_card
 from featcal.cli import inputs, options
 from featcal.cli.output import add_to_card, note, say_json, table
-from featcal.errors import TensorsDiffer, shorten
+from featcal.errors import TensorsDiffer, list_of
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -137,8 +137,7 @@ def image_answers(
     widths = [getattr(getattr(c, "vision_config", c), "hidden_size", None) for c in configs]
     if widths[0] != widths[1]:
         raise TensorsDiffer("vision width", model, widths[0], base, widths[1])
-    by_column = {column: key for key, column in columns.items()}
-    how: Any = {"columns": by_column, "preprocess": Preprocess.from_folder(base)}
+    how: Any = {"columns": columns, "preprocess": Preprocess.from_folder(base)}
 
     def read(split: str) -> dict[str, Any]:
         sets, of_split = datasets.items(), how | {"split": split}
@@ -157,7 +156,7 @@ def image_answers(
         expected = f"must hold only words that the tokenizer of {base} knows; use --template"
         for task, images in tasks.items():
             if images.occurring:
-                note(FOUND.format(task, shorten(", ".join(images.classes), 200)))
+                note(FOUND.format(task, list_of(images.classes)))
             for prompt in accuracy.prompts_of(images.classes, templates):
                 in_vocabulary = accuracy.words_known(tokenizer, [prompt], ["{}"])
                 require(in_vocabulary, f"{task}: prompt", prompt, expected)
@@ -196,7 +195,7 @@ def text_answers(
     for task, dataset in datasets.items():
         labelled = load_labelled(dataset, sampling.split, classes.get(task), columns)
         if method != "head" and labelled.occurring:
-            note(FOUND.format(task, shorten(", ".join(labelled.classes), 200)))
+            note(FOUND.format(task, list_of(labelled.classes)))
         named = labelled.samples[0].label is not None and method == "likelihood"
         prompts = templates or [" {}" if named else "{}"]
         answers[task] = right_answers(text_model, labelled, prompts), len(labelled.classes)

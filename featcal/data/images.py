@@ -162,12 +162,12 @@ def load_images(
     Args:
         source: folder with <split>.parquet or <split>/<class>/; with `revision`, a hub data set.
         classes: names by label. Default: texts as labels, the label feature's, or README.md's.
-        columns: names of the source -> image, label, where they differ.
+        columns: the source's names of image and label, where they differ.
         in_memory: bytes up to which pictures are decoded now, else whenever they are asked for.
     Raises: as open_images; BadData for a wrong label or picture, or classes without names.
     """
     location, origin = Location(source, revision, config), f"{source} ({split})"
-    table = open_images(location, split, True, {key: c for c, key in (columns or {}).items()})
+    table = open_images(location, split, True, columns)
     values = [*map(places.label_of, table.data.column(LABEL).to_pylist())]
     named = classes or places.in_order(value for value in values if isinstance(value, str))
     stored = getattr(table.features[LABEL], "names", None)

@@ -20,7 +20,7 @@ from huggingface_hub import DatasetCard, constants, hf_hub_download, snapshot_do
 from huggingface_hub import errors as hub_errors
 
 from featcal import errors
-from featcal.errors import BadData, BadFile, DiskFull, MissingPath, counted, one_line, shorten
+from featcal.errors import BadData, BadFile, DiskFull, MissingPath, counted, list_of, one_line
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def location_of(option: str, name: str) -> Location:
     if hub is None or ".." in name:
         forms = "owner/name, owner/name@revision or owner/name:configuration"
         way_out = f"check the path; a data set of the hub is {forms}"
-        raise MissingPath(shorten(name, 200), f"given with {option}", way_out)
+        raise MissingPath(errors.shorten(name, 200), f"given with {option}", way_out)
     return Location(hub["name"], hub["revision"] or "main", hub["config"])
 
 
@@ -108,14 +108,17 @@ def open_table(location: Location, split: str, builders: Mapping[str, str] = BUI
         raise _no_split(path, split, layouts)
     shards = {m[1]: int(m[2]) for file in files if (m := _SHARD.search(file.name))}
     if path.is_dir() and shards and {len(shards), *shards.values()} != {len(files)}:
-        names = shorten(", ".join(file.name for file in files), 200)
         way_out = "remove shards of other tables and get missing ones, or name one file"
+        names = list_of(file.name for file in files)
         raise BadData(path, f"its shards are not those of one table: {names}", way_out)
+    every = [file for pattern in LAYOUTS for file in sorted(path.glob(pattern.format(split)))]
+    if unread := [file.name for file in every if file not in files]:
+        errors.warn_once(f"{path}: {files[0].name} is read, not {list_of(unread)}")
     builder = builders.get(files[0].suffix.lower())
     if builder is None:
         raise BadFile(files[0], "is no data file", f"give one of {', '.join(BUILDERS)}")
     options: Any = {"data_files": [glob.escape(content_path(f)) for f in files], "split": "train"}
-    return _read(str(files[0]), builder, **options, **READING.get(builder, {}))
+    return _read(str(files[0]), builder, **options)
 
 
 def content_path(file: str | Path) -> str:
@@ -143,7 +146,7 @@ def open_images(
     column_of = {name: (columns or {}).get(name, name) for name in (IMAGE, LABEL)[: 1 + labelled]}
     for name, column in column_of.items():
         if column not in table.column_names:
-            problem = f"no column {column!r}; it has {shorten(', '.join(table.column_names), 200)}"
+            problem = f"no column {column!r}; it has {list_of(table.column_names)}"
             raise BadData(origin, problem, f"name it, for all tasks, with --column {name}=COLUMN")
     table = table.select_columns(list(column_of.values()))
     table = table.rename_columns({column: name for name, column in column_of.items()})
@@ -251,12 +254,11 @@ def given_or_stored(origin: str, given: Any, stored: Any, labels: Iterable[Any])
     own = stored or sorted({label for label in labels if isinstance(label, int)})
     pairs = zip(given, map(str, stored or range(len(given))), strict=False)
     moved = any(name != now and name in map(str, own) for name, now in pairs)
-    listed = shorten(", ".join(map(str, own)), 200)
     if len(given) != len(stored or given) or (moved and not stored):
         way_out = "leave them out, or give a word for each, in the order of labels 0, 1, ..."
-        raise BadData(origin, f"the given classes do not fit its own: {listed}", way_out)
+        raise BadData(origin, f"the given classes do not fit its own: {list_of(own)}", way_out)
     if moved:
-        errors.warn_once(f"{origin}: its classes are {listed}; check the order of the given ones")
+        errors.warn_once(f"{origin}: its classes are {list_of(own)}; check the order given")
     return given
 
 
@@ -267,8 +269,8 @@ def class_numbers(origins: Iterable[str], labels: Iterable[Any], names: Sequence
     for origin, label in zip(origins, labels, strict=True):
         result.append(number_of.get(label, int(label) if _NUMBER.fullmatch(f"{label}") else -1))
         if not 0 <= result[-1] < len(names):
-            listed = shorten(", ".join(names), 200)
-            problem = f"its label {shorten(repr(label), 100)} is none of the classes {listed}"
+            shown = errors.shorten(repr(label), 100)
+            problem = f"its label {shown} is none of the classes {list_of(names)}"
             problem = "has no label" if label is None else problem
             way_out = "give a name or a number from 0 in every row, and all names with --classes"
             raise BadData(origin, problem, way_out)
@@ -285,9 +287,12 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
     try:
         with quiet_datasets(), TemporaryDirectory() as cache, warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header or names|.*have mixed types")
+            kind = builder
             if "data_files" in options:
                 options |= {"cache_dir": cache, "keep_in_memory": True}
-            return datasets.load_dataset(builder, **options)
+            else:  # a folder, of files that `datasets` has a builder for
+                kind = datasets.load_dataset_builder(builder, options["name"]).name
+            return datasets.load_dataset(builder, **options, **READING.get(kind, {}))
     except (*refused, ValueError, RuntimeError, FileNotFoundError) as error:
         reason = one_line(error.__cause__ or error).rstrip(".")
         no_rows = "to no data", "at least one example", "No columns to parse", "BatchSize must be"
@@ -359,6 +364,5 @@ def _require_split(split: str) -> None:
 
 def _no_split(folder: Path, split: str, layouts: str) -> MissingPath:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    content = f"the folder has: {shorten(', '.join(names), 200) or 'nothing'}"
-    way_out = f"put {layouts} there, or name another split ({content})"
+    way_out = f"put {layouts} there, or name another split (the folder has: {list_of(names)})"
     return MissingPath(folder / split, f"the split {split!r}", way_out)

@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto as auto
 
 from featcal.data import places
 from featcal.data.places import LABEL, Columns, Location, open_table, split_files
-from featcal.errors import BadData, BadFile, BadSetting, FeatCalError, one_line, shorten
+from featcal.errors import BadData, BadFile, BadSetting, FeatCalError, list_of, one_line
 from featcal.models.checkpoint import MODULES
 from featcal.models.load import TOKENIZER, load_tokenizer
 from featcal.models.sentences import Texts
@@ -145,9 +145,8 @@ def _form(
     for present, form in product(({*filled}, {*keys}), FORMS):
         if not absent and named <= set(form) and {columns.get(k, k) for k in form} <= present:
             return form
-    listed = shorten(", ".join(keys), 200) or "nothing"
-    problem = f"holds {listed}, which makes no text sample"
-    problem = f"has no column {absent[0]!r}; it holds {listed}" if absent else problem
+    problem = f"holds {list_of(keys)}, which makes no text sample"
+    problem = f"has no column {absent[0]!r}; it holds {list_of(keys)}" if absent else problem
     raise BadData(origin, problem, WANTED, "name others, for all tasks, with --column text=COLUMN")
 
 

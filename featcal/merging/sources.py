@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import CLIPModel
 
-from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, shorten
+from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, list_of
 from featcal.models import load, streamed
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyTensor, is_adapter
@@ -205,8 +205,7 @@ def align(
 def report_head(task: str, names: set[str], progress: Callable[[str], None]) -> None:
     """Report an expert's tensors that are not merged, if there are any."""
     if names:
-        listed = shorten(", ".join(sorted(names)), 200)
-        progress(f"{task}: its own head is not merged ({listed})")
+        progress(f"{task}: its own head is not merged ({list_of(sorted(names))})")
 
 
 def match_names(

@@ -21,7 +21,6 @@ import featcal
 from benchmarks.growth import planned_bytes, run_calibration, write_models
 from featcal.calibration.choose import STREAM
 from featcal.calibration.estimate import Job, estimate, model_shape
-from featcal.cli.calibrate import return_large_blocks
 from featcal.cli.plan import meta_batch
 from featcal.errors import BadCapture
 from featcal.models.plan import plan_for
@@ -35,6 +34,7 @@ LEFT_OUT = {  # of torch's own counter
     ATEN._grouped_mm: lambda left, right, *_, **__: 2 * left[0] * left[1] * right[-1],
     ATEN._scaled_dot_product_flash_attention_for_cpu: lambda *qkv, **__: sdpa_flop_count(*qkv[:3]),
 }
+SIZES = Namespace(width=512, layers=2, tasks=2, samples=24, batch=6, device="cpu", clock=0)
 RUNS = [("clip", PAPER), ("clip", STREAM), ("t5", PAPER), ("llama", STREAM), ("bert", "auto")]
 
 
@@ -97,21 +97,19 @@ class Files:
 
 def measured(host_memory, rank, world, port, folder):
     """Estimate and measure memory and disk of a calibration from folders, in a process of its own."""
-    sizes = {"width": 512, "layers": 2, "tasks": 2, "samples": 24, "batch": 6}
-    args, root = Namespace(**sizes, device="cpu", clock=0), folder / "models"
-    return_large_blocks()  # models that are written here must not count as memory in use
-    write_models(args, root)
-    estimated, files = planned_bytes(args, root, host_memory), Files(root)
+    root = folder / "models"
+    estimated, files = planned_bytes(SIZES, root, host_memory), Files(root)
     stored = files.now()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     with files:
-        host = run_calibration(args, root, host_memory)["host_bytes"]
+        host = run_calibration(SIZES, root, host_memory)["host_bytes"]
     took = {"host": host, "disk": files.peak - stored}
     (folder / "measured.json").write_text(json.dumps({"estimated": estimated, "took": took}))
 
 
 @pytest.mark.parametrize("host_memory", [None, 0], ids=["in memory", "on disk"])
 def test_memory_and_disk_are_within_25_percent_of_those_of_a_real_run(tmp_path, host_memory):
+    write_models(SIZES, tmp_path / "models")
     assert run(measured, host_memory, 1, tmp_path) == [0]
     result = json.loads((tmp_path / "measured.json").read_text())
     for what, took in result["took"].items():

@@ -11,6 +11,7 @@ import torch
 import transformers
 from language import WORDS, jsonl, tokenizer
 
+from featcal.data import places
 from featcal.data import texts as text_data
 from featcal.data.batches import collate, cut, draw_indices, token_batches
 from featcal.data.places import Location, quiet_datasets
@@ -56,7 +57,7 @@ def test_lines_of_a_text_file_are_samples_and_empty_lines_are_not(tmp_path):
         ({"messages": CALLING, "tools": CALLS}, "", None, CALLING),
     ],
 )
-def test_files_hold_texts_pairs_or_chats(tmp_path, row, text, target, messages):
+def test_files_hold_texts_pairs_or_chats(tmp_path, caplog, row, text, target, messages):
     jsonl(tmp_path / "train.jsonl", [row, row])
     with quiet_datasets():
         table = datasets.Dataset.from_list([row, row])
@@ -64,12 +65,13 @@ def test_files_hold_texts_pairs_or_chats(tmp_path, row, text, target, messages):
         table.to_csv(tmp_path / "other.csv")
         table.save_to_disk(tmp_path / "saved")
         datasets.DatasetDict(train=table).save_to_disk(tmp_path / "by_split")
-    (tmp_path / "other.json").write_text(json.dumps([row, row]))
-    names = "train.jsonl . other.parquet other.json saved by_split other.csv".split()
+    (tmp_path / "train.json").write_text(json.dumps([row, row]))
+    names = "train.jsonl . other.parquet train.json saved by_split other.csv".split()
     for path in (tmp_path / name for name in (names[:-1] if messages else names)):
         sample = text_data.load_text(Location(path), "train")[1]
         assert (sample.text, sample.target, sample.messages) == (text, target, messages)
         assert sample.tools == row.get("tools")
+    assert caplog.messages == [f"{tmp_path}: train.jsonl is read, not train.json"]
 
 
 @pytest.mark.parametrize(
@@ -106,12 +108,7 @@ def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
         (["9" * 5000, "x"], None, [0, 1], ["9" * 5000, "x"]),
         (["9" * 5000, "x"], ["x", "y"], "none of the classes x, y", None),
         (["1", 0, "no "], ["no", "yes"], [1, 0, 0], ["no", "yes"]),
-        (
-            [2, 1, 2],
-            ["1", "2", "3"],
-            "given classes do not fit its own: 1, 2.*\\n.* give a word",
-            None,
-        ),
+        ([2, 1, 2], ["1", "2", "3"], "classes do not fit its own: 1, 2.*\\n.* give a word", None),
         (["1", 2], ["1", "2"], "given classes do not fit its own: 2", None),
         ([1, 0], ["10", "20"], [1, 0], ["10", "20"]),
         ([0, 5000], None, "line 2: its label 5000 is none of the classes 0, 1", None),
@@ -132,12 +129,14 @@ def test_labels_are_numbers_of_classes(tmp_path, values, classes, labels, names)
     assert (made.labels, [*made.classes], made.occurring) == (labels, names, classes is None)
 
 
-def test_of_a_csv_only_empty_cells_are_missing(tmp_path):
-    place = Location(tmp_path / "A.CSV")
+def test_of_a_csv_only_empty_cells_are_missing(tmp_path, monkeypatch):
+    place, on_hub = Location(tmp_path / "A.CSV"), Location("owner/name", "main")
+    monkeypatch.setattr(places, "_hub_folder", lambda location: tmp_path)
     place.source.write_bytes(b"\xef\xbb\xbftext,label\r\nNA,None\r\ngood day,favor\r\n")
-    labelled = text_data.load_labelled(place, "test")
-    assert [sample.text for sample in labelled.samples] == ["NA", "good day"]
-    assert (labelled.labels, list(labelled.classes)) == ([0, 1], ["None", "favor"])
+    (tmp_path / "test.csv").write_bytes(place.source.read_bytes())
+    for labelled in (text_data.load_labelled(each, "test") for each in (place, on_hub)):
+        assert [sample.text for sample in labelled.samples] == ["NA", "good day"]
+        assert (labelled.labels, list(labelled.classes)) == ([0, 1], ["None", "favor"])
     place.source.write_text("text,label\na,0\nb,1\nc,\n")
     with pytest.raises(BadData, match="row 2: has no label"):
         text_data.load_labelled(place, "test")
