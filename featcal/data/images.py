@@ -33,7 +33,6 @@ Pixels = NDArray[np.uint8]
 Indices = Sequence[int] | NDArray[np.int64]
 Rows = Any  # pictures: an array, a memory map, or an object that decodes when indexed
 Backend = Literal["pil", "torchvision"]  # what resizes; published scores were measured with either
-IN_MEMORY = 2 * 2**30  # bytes of decoded pictures
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 UNDECODABLE = (OSError, SyntaxError, ValueError, TypeError, struct.error, zlib.error)
 UNDECODABLE += (Image.DecompressionBombError,)
@@ -155,7 +154,7 @@ def load_images(
     revision: str | None = None,
     config: str | None = None,
     columns: Mapping[str, str] | None = None,
-    in_memory: int = IN_MEMORY,
+    in_memory: int = 2 * 2**30,
 ) -> ImageSet:
     """Read one split of labelled pictures.
 
@@ -214,12 +213,15 @@ class EncodedRows:
             if encoded is None:
                 raise ValueError("there is none")
             if encoded["bytes"] is None and encoded["path"]:
-                path, shown = os.path.normpath(self._root / encoded["path"]), encoded["path"][:40]
-                if "://" in encoded["path"] or not Path(path).is_relative_to(self._root):
+                *archive, file = encoded["path"].rsplit("::", 1)  # zip://a.png::train.zip
+                path, shown = os.path.normpath(self._root / file), encoded["path"][:40]
+                inside = any(map(Path(path).is_relative_to, (self._root, self._root.resolve())))
+                zipped = all(part.startswith("zip://") and part.count(":") == 1 for part in archive)
+                if "://" in file or not (inside and zipped):
                     raise ValueError(f"{shown!r} is outside of {self._root}")
                 if not os.path.isfile(path):
                     raise ValueError(f"it is the text {shown!r}, which is the path of no file")
-                encoded = {"bytes": None, "path": places.content_path(path)}
+                encoded = {"bytes": None, "path": "::".join([*archive, places.content_path(path)])}
                 picture = f"{os.path.relpath(path, self._root)[-60:]} (row {row})"
             image = datasets.Image().decode_example(encoded)
             most = image.getextrema()[1] if image.mode[0] in "IF" else 0
@@ -244,8 +246,6 @@ def _names_in_readme(folder: Path) -> list[str] | None:
     """Return the names in the dataset_info of a data set card, as the hub writes it."""
     from datasets.info import DatasetInfosDict
 
-    if not (folder / "README.md").is_file():
-        return None
     try:
         infos = DatasetInfosDict.from_directory(str(folder))
     except Exception as error:  # YAML, or an entry that `datasets` does not know

@@ -40,6 +40,12 @@ BUILDERS |= {f".{kind}": kind for kind in ("parquet", "csv", "json", "arrow")}
 READING: dict[str, Any] = {"text": {"encoding": "utf-8-sig"}}
 READING["csv"] = {"keep_default_na": False, "na_values": [""], "index_col": False}
 READING["csv"] |= {"chunksize": 10**9}  # in parts, 007 becomes 7 where a part has only numbers
+NO_ROWS = ("to no data", "at least one example", "No columns to parse", "BatchSize must be")
+REASONS = dict.fromkeys(NO_ROWS, "it holds no sample") | {  # by part of what `datasets` says
+    "Length of header": "a row is longer than the header; name all columns, quote texts with commas",
+    "mixed types": "many rows of a column are numbers before its first text; write .jsonl instead",
+    "Invalid string class label": "labels in an archive of pictures; unpack it, give the folder",
+}
 LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
 LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
 LAYOUTS += ("{}/data-*.arrow", "data-*.arrow")  # of save_to_disk in `datasets`
@@ -151,6 +157,8 @@ def open_images(
     table = table.select_columns(list(column_of.values()))
     table = table.rename_columns({column: name for name, column in column_of.items()})
     try:
+        if isinstance(getattr(table.features[IMAGE], "feature", None), datasets.Value):
+            raise ValueError("each is a flat list")  # becomes a picture of height 1
         return table.cast_column(IMAGE, datasets.Image(decode=False))
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         way_out = "store encoded pictures (PNG, JPEG) as the Image feature of `datasets` does"
@@ -215,10 +223,11 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
 
 
 def holds_splits(folder: Path) -> bool:
-    """Return whether a folder of pictures has a usual split, or only folders named like one."""
+    """Return whether a folder of pictures, or one in it, has splits or folders named like one."""
     names = {path.name.lower() for path in folder.glob("[!.]*/")}
     alike = bool(names) and names <= {*SPLIT_NAMES}
-    return alike or any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS)
+    inner = any(path for n in SPLITS for path in folder.glob(f"[!.]*/{n}/"))  # of several sets
+    return alike or inner or any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS)
 
 
 def pictures_in(folder: Path) -> list[str]:
@@ -273,7 +282,7 @@ def class_numbers(origins: Iterable[str], labels: Iterable[Any], names: Sequence
             problem = f"its label {shown} is none of the classes {list_of(names)}"
             problem = "has no label" if label is None else problem
             way_out = "give a name or a number from 0 in every row, and all names with --classes"
-            raise BadData(origin, problem, way_out)
+            raise BadData(origin, problem, way_out, "for another column: --column label=COLUMN")
     return result
 
 
@@ -294,13 +303,10 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
                 kind = datasets.load_dataset_builder(builder, options["name"]).name
             return datasets.load_dataset(builder, **options, **READING.get(kind, {}))
     except (*refused, ValueError, RuntimeError, FileNotFoundError) as error:
+        if getattr(error.__cause__, "errno", None) == errno.ENOSPC:
+            raise DiskFull(options.get("cache_dir", datasets.config.HF_DATASETS_CACHE)) from None
         reason = one_line(error.__cause__ or error).rstrip(".")
-        no_rows = "to no data", "at least one example", "No columns to parse", "BatchSize must be"
-        reason = "it holds no sample" if any(part in reason for part in no_rows) else reason
-        if "Length of header" in reason:
-            reason = "a row is longer than the header; name all columns and quote texts with commas"
-        if "mixed types" in reason:  # pandas reads parts, of which one has only numbers
-            reason = "many rows of a column are numbers before its first text; write .jsonl instead"
+        reason = next((said for part, said in REASONS.items() if part in reason), reason)
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(origin, f"cannot be read ({reason})", way_out) from None
@@ -364,5 +370,5 @@ def _require_split(split: str) -> None:
 
 def _no_split(folder: Path, split: str, layouts: str) -> MissingPath:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    way_out = f"put {layouts} there, or name another split (the folder has: {list_of(names)})"
-    return MissingPath(folder / split, f"the split {split!r}", way_out)
+    another = f"or name another split, --split NAME (the folder has: {list_of(names)})"
+    return MissingPath(folder / split, f"the split {split!r}", f"put {layouts} there, {another}")

@@ -161,10 +161,9 @@ def test_folders_of_pictures_have_one_numbering_for_all_splits(tmp_path, preproc
     for i, name in enumerate(["train/ant/a.png", "val/2/b.png", "test/bee/c.png", "dev/10/d.png"]):
         (tmp_path / name).parent.mkdir(parents=True)
         picture(seed=i).save(tmp_path / name)
-    for hidden in ("train/.ipynb_checkpoints", "test/__MACOSX"):
-        (tmp_path / hidden).mkdir()
-        picture().save(tmp_path / hidden / "x.png")
-    for other in ("train/flat.png", "test/bee/._c.png", "bee.png"):
+    hidden = ("train/.ipynb_checkpoints/x.png", "test/__MACOSX/x.png", "test/bee/._c.png")
+    for other in (*hidden, "train/flat.png", "bee.png"):
+        (tmp_path / other).parent.mkdir(exist_ok=True)
         picture().save(tmp_path / other)
     (tmp_path / "test/ant").symlink_to(tmp_path / "train/ant")
     (tmp_path / "test/metadata.csv").write_text("file_name,caption\nbee/c.png,a bee\n")
@@ -183,12 +182,15 @@ def test_folders_of_pictures_have_one_numbering_for_all_splits(tmp_path, preproc
 def test_a_table_next_to_pictures_says_which_are_in_a_split(tmp_path, preprocess):
     for seed, name in enumerate("ab"):
         picture(seed=seed).save(tmp_path / f"{name}.png")
-    (tmp_path / "test.csv").write_text("image,label\nb.png,dog\na.png, cat\nb.png,cat\n")
-    images = load_images(tmp_path, "test", preprocess)
+    shutil.make_archive(tmp_path / "all", "zip", tmp_path, "a.png")
+    (tmp_path / "link").symlink_to(tmp_path)
+    rows = f"b.png,dog\nzip://a.png::all.zip, cat\n{tmp_path}/b.png,cat\n"  # as of an archive
+    (tmp_path / "test.csv").write_text(f"image,label\n{rows}")
+    images = load_images(tmp_path / "link", "test", preprocess)
     assert (images.classes, images.labels.tolist()) == (("cat", "dog"), [1, 0, 0])
     given = load_images(tmp_path, "test", preprocess, classes=("dog", "ant", "cat"))
     assert (given.labels.tolist(), images.occurring, given.occurring) == ([0, 2, 2], True, False)
-    assert np.array_equal(images.pixels[0], preprocess.pixels(picture(seed=1)))
+    assert np.array_equal(images.pixels, [preprocess.pixels(picture(seed=s)) for s in (1, 0, 1)])
     assert Location(tmp_path).has_splits
     with pytest.raises(MissingPath, match="train"):
         open_images(Location(tmp_path), "train", False)
@@ -208,6 +210,8 @@ def test_a_table_next_to_pictures_says_which_are_in_a_split(tmp_path, preprocess
         ({"image": [PNG, {"bytes": None, "path": "../x.png"}]}, r"row 1 .*'\.\./x\.png' is out"),
         ({"image": [PNG, {"bytes": None, "path": "/etc/passwd"}]}, "row 1 .*'/etc/passwd' is out"),
         ({"image": [PNG, {"bytes": None, "path": "https://a.b/x"}]}, "row 1 .*'https:.* is out"),
+        ({"image": [PNG, {"bytes": None, "path": "zip://a::b://c::d"}]}, "row 1 .*'zip:.* is out"),
+        ({"image": [[0, 9], [255, 0]]}, "column image holds no pictures .each is a flat list"),
         ({"image": [PNG, {"bytes": None, "path": "x.png"}]}, r"row 1 cannot be decoded .*x\.png"),
         ({"image": [PNG, None]}, "row 1 cannot be decoded"),
         ({"image": [PNG, encoded(picture("L").convert("I;16").point(lambda x: 9 * x))]}, "8 bits"),

@@ -1,7 +1,9 @@
 """A path before the hub, every layout in order, nothing left behind, one clear error otherwise."""
 
+import errno
 import os
 from functools import partial
+from unittest.mock import Mock
 
 import checkpoints
 import datasets
@@ -14,10 +16,10 @@ from featcal.data.batches import load_batches
 from featcal.data.images import load_images
 from featcal.data.places import Location, location_of, open_images, open_table, reaching
 from featcal.data.texts import load_text
-from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath
+from featcal.errors import BadData, BadFile, BadSetting, DiskFull, HubUnreachable, MissingPath
 
 PLAIN = checkpoints.plain(crop=32)
-open_pictures = partial(open_images, labelled=True)
+open_pictures, without_labels = (partial(open_images, labelled=one) for one in (True, False))
 
 
 def test_an_existing_path_is_read_and_other_names_are_of_the_hub(tmp_path, monkeypatch):
@@ -77,12 +79,14 @@ def test_nothing_is_left_in_the_data_folder_or_in_the_cache(tmp_path, monkeypatc
     assert os.listdir(tmp_path) == ["set"] and os.listdir(tmp_path / "set") == ["test.parquet"]
 
 
-@pytest.mark.parametrize("read", [open_table, open_pictures, load_text])
+@pytest.mark.parametrize("read", [open_table, open_pictures, without_labels, load_text])
 def test_a_missing_split_is_reported_with_the_folders_content(tmp_path, read):
     parquet(tmp_path / "set", feature=PETS)
     (tmp_path / "set" / f"{'x' * 240}.bin").touch()
-    (tmp_path / "named" / "Val").mkdir(parents=True)
-    for name, content in {"nowhere": "nothing", "named": "Val", "set": r"test\.parquet"}.items():
+    folders = {"nowhere": "nothing", "named": "Val", "several": "one", "set": r"test\.parquet"}
+    for folder in ("named/Val", "several/one/train"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name, content in folders.items():
         with pytest.raises(MissingPath, match=rf"train[\s\S]*the folder has: {content}") as error:
             read(Location(tmp_path / name), "train")
     assert "xx … xx" in str(error.value)
@@ -102,13 +106,18 @@ def test_a_message_of_the_hub_is_short_however_long_its_reason(kind):
     assert len(str(error.value)) <= 500
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path):
+def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch):
     file = parquet(tmp_path, feature=PETS) / "test.parquet"
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(BadData, match=r"test\.parquet: cannot be read"):
         open_pictures(Location(tmp_path), "test")
     pyarrow.parquet.write_table(pyarrow.table({"text": []}), tmp_path / "none.parquet")
     with pytest.raises(BadData, match="it holds no sample"):
+        open_table(Location(tmp_path / "none.parquet"), "train")
+    with monkeypatch.context() as patch, pytest.raises(DiskFull, match="no space left"):
+        failed = datasets.exceptions.DatasetGenerationError()
+        failed.__cause__ = OSError(errno.ENOSPC, "full")
+        patch.setattr(datasets, "load_dataset", Mock(side_effect=failed))
         open_table(Location(tmp_path / "none.parquet"), "train")
     (tmp_path / "a.xlsx").write_text("text\n")
     with pytest.raises(BadFile, match=r"a\.xlsx: is no data file"):
