@@ -38,6 +38,7 @@ CHARACTERS = 64  # per token that is kept; more of a text is tokenised where tha
 DEFAULT_TOKENS = 512  # BERT and T5 were trained on no longer texts
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "spm.model")
 VOCABULARIES += ("tokenizer.model", "sentencepiece.bpe.model")
+LINES = "put one object on each line, or name a file with a list of them .json"
 TURN, HEAD = ("role", "content"), "ForSequenceClassification"
 MOST_CLASSES = 1000  # of numbers without names, or one per row: a larger label is an id or a date
 
@@ -70,6 +71,8 @@ class TextRows(Sequence[Sample]):
             return
         _form(origin, table.column_names, columns)  # a row with null there may hold another
         used = {columns.get(key, key) for key in (*chain(*FORMS), label, "tools")}
+        if twice := [name for name in used if f"{name}.1" in table.column_names]:  # by pandas
+            raise BadData(origin, f"has two columns {twice[0]!r}", "give one of them another name")
         self._table = table.select_columns([name for name in table.column_names if name in used])
 
     def __len__(self) -> int:
@@ -88,7 +91,7 @@ class TextRows(Sequence[Sample]):
             return _sample(origin, json.loads(line), self._columns)
         except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
             problem = f"not JSON ({one_line(error)})"
-            raise BadData(origin, problem, "put one object on a line") from None
+            raise BadData(origin, problem, LINES) from None
 
 
 def load_text(location: Location, split: str, columns: Columns = None) -> TextRows:
@@ -153,7 +156,7 @@ def _form(
 def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
     """Return one row as a sample. Raises: BadData naming the row and the key."""
     if not isinstance(row, Mapping):
-        raise BadData(origin, f"is a {type(row).__name__}, not an object", WANTED)
+        raise BadData(origin, f"is a {type(row).__name__}, not an object", LINES)
     filled = [key for key, value in row.items() if value is not None]
     form, messages, tools = _form(origin, row, columns, filled), None, row.get("tools")
     label, texts = row.get(columns.get(LABEL, LABEL)), {k: row[columns.get(k, k)] for k in form}
@@ -170,7 +173,9 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
         texts["messages"] = json.dumps([messages, tools], ensure_ascii=False, default=str)
     for key, text in texts.items():
         if not isinstance(text, str):
-            raise BadData(origin, f"{key!r} is {type(text).__name__}, not text", WANTED)
+            kind = "empty" if text is None else f"{type(text).__name__}, not text"
+            way_out = "fill it, or leave the row out; quote numbers and dates, in a .jsonl file"
+            raise BadData(origin, f"{key!r} is {kind}", way_out, WANTED)
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -269,7 +274,7 @@ class Reader:
         """Tokenise one sample. Raises: BadData naming it; BadFile for another model's tokenizer."""
         if self.inputs.kind == "pair":
             if sample.target is None or sample.messages is not None:
-                way_out = 'give "input" and "target", or "prompt" and "completion"'
+                way_out = 'give "input" and "target", or --column input=NAME --column target=NAME'
                 raise BadData(sample.origin, "has no target for the decoder to read", way_out)
             target = self.ids(sample, sample.target, target=True)
             return TokenizedText(self.ids(sample, sample.text), target)
