@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from featcal.data.places import Location
 
+How = tuple[Mapping[str, list[str]], options.Sampling, Any, Mapping[str, str]]  # Any: a device
 SETTINGS = (options.Sampling(batch=64, split="test"),)
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
 CLASS_MEANS = "Vision model whose class means on train serve as heads. Default: CLIP's text tower."
@@ -73,6 +74,7 @@ def evaluate(
     from featcal.models.load import torch_device
     from featcal.models.stored import skeleton
 
+    model_input = input_of(skeleton(folder), sampling.tokens)
     how = options.classes_named(classes, datasets), sampling, torch_device(device), columns
     if base is not None:
         expected = "stands alone, without --clip and --template"
@@ -84,10 +86,10 @@ def evaluate(
             pictures = input_of(skeleton(checked)).kind == "pictures"
             require(pictures, "--class-means", str(checked), "is for models of images")
         kind, unit = "image-classification", "images"
-        answers = image_answers(folder, base, datasets, None, *how)
-    elif whole is None and input_of(skeleton(folder)).kind != "pictures":
+        answers = image_answers(folder, base, datasets, None, how)
+    elif whole is None and model_input.kind != "pictures":
         kind, unit = "text-classification", "texts"
-        answers = text_answers(folder, datasets, prompts, *how)
+        answers = text_answers(folder, datasets, prompts, how)
     else:
         kind, unit = "zero-shot-image-classification", "images"
         prompts = prompts or inputs.PROMPT
@@ -97,7 +99,7 @@ def evaluate(
                 near = recorded.file.parent
                 folders.append(inputs.model_folder(str(recorded.file), recorded.base, near))
             whole = inputs.whole_clip(folders, "--clip", None, WHOLE)
-        answers = image_answers(folder, whole, datasets, prompts, *how)
+        answers = image_answers(folder, whole, datasets, prompts, how)
     tasks, rows, results = {}, [], []
     for task, (correct, class_count) in answers.items():
         value = percent(correct)
@@ -115,14 +117,7 @@ def evaluate(
 
 
 def image_answers(
-    model: Path,
-    base: Path,
-    datasets: "Mapping[str, Location]",
-    templates: list[str] | None,
-    classes: Mapping[str, list[str]],
-    sampling: options.Sampling,
-    device: Any,
-    columns: Mapping[str, str],
+    model: Path, base: Path, data: "Mapping[str, Location]", templates: list[str] | None, how: How
 ) -> "Mapping[str, tuple[Tensor, int]]":
     """Return by task which images are right, and the number of classes; `base` makes the heads."""
     from featcal.data.images import Preprocess, load_images
@@ -130,18 +125,16 @@ def image_answers(
     from featcal.models.load import load_as_calibrated, load_clip, load_tokenizer, load_vision
     from featcal.models.stored import skeleton
 
-    expected = f"is for texts, but {model} reads images; leave it out"
-    require(sampling.tokens is None, "--set tokens", sampling.tokens, expected)
+    classes, sampling, device, columns = how
     head_model: Any = (load_as_calibrated if templates is None else load_clip)(base).to(device)
     configs = (skeleton(folder).config for folder in (model, base))
     widths = [getattr(getattr(c, "vision_config", c), "hidden_size", None) for c in configs]
     if widths[0] != widths[1]:
         raise TensorsDiffer("vision width", model, widths[0], base, widths[1])
-    how: Any = {"columns": columns, "preprocess": Preprocess.from_folder(base)}
 
     def read(split: str) -> dict[str, Any]:
-        sets, of_split = datasets.items(), how | {"split": split}
-        return {n: load_images(classes=classes.get(n), **vars(d), **of_split) for n, d in sets}
+        more: Any = {"split": split, "preprocess": Preprocess.from_folder(base), "columns": columns}
+        return {n: load_images(classes=classes.get(n), **vars(d), **more) for n, d in data.items()}
 
     tasks, heads, projection = read(sampling.split), {}, None
     if templates is None:
@@ -168,13 +161,7 @@ def image_answers(
 
 
 def text_answers(
-    folder: Path,
-    datasets: "Mapping[str, Location]",
-    templates: list[str],
-    classes: Mapping[str, list[str]],
-    sampling: options.Sampling,
-    device: Any,
-    columns: Mapping[str, str],
+    folder: Path, data: "Mapping[str, Location]", templates: list[str], how: How
 ) -> "Mapping[str, tuple[Tensor, int]]":
     """Return by task which texts are right, and the number of classes."""
     from featcal.data.texts import input_of, load_labelled, reader_for
@@ -182,6 +169,7 @@ def text_answers(
     from featcal.models.load import load_model
     from featcal.models.sentences import Sentences
 
+    classes, sampling, device, columns = how
     model = load_model(folder).to(device)
     method, reader = answer_method(model), reader_for([folder], input_of(model), sampling.tokens)
     sentences, answers = Sentences.of_folder(folder), {}
@@ -192,8 +180,8 @@ def text_answers(
     mean = ", the mean over its tokens" if method == "vectors" and not sentences.given else ""
     note(f"{folder}: {ANSWER_METHODS[method]}{mean}")
     text_model = TextModel(model, reader, 1 if reader.inputs.alone else sampling.batch, sentences)
-    for task, dataset in datasets.items():
-        labelled = load_labelled(dataset, sampling.split, classes.get(task), columns)
+    for task, location in data.items():
+        labelled = load_labelled(location, sampling.split, classes.get(task), columns)
         if method != "head" and labelled.occurring:
             note(FOUND.format(task, list_of(labelled.classes)))
         named = labelled.samples[0].label is not None and method == "likelihood"

@@ -42,6 +42,7 @@ def fix(
     classes: options.Classes = None,
     base: options.Base = None,
     expert: options.Experts = None,
+    split: Annotated[str, Option(help="Split of the data.")] = "train",
     out: Annotated[Path | None, Option(help="Folder to write. Default: MERGED-calibrated.")] = None,
     device: options.Device = "auto",
     as_json: options.Json = False,
@@ -55,7 +56,7 @@ def fix(
         out = Path(normpath(folder / ".." / f"{folder.resolve().name}-calibrated"))
     new_folder(out, force, inputs.folders)
     require_room(inputs.merged, out, None)
-    keys = options.Running()
+    keys = options.Running(split=split)
     draw = keys.draw(options.DEFAULT_SAMPLES, 42, column=column)
     names = options.classes_named(classes, inputs.data)
     request = Calibrating(inputs, keys, draw, device, names, out, "auto")

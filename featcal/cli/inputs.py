@@ -178,10 +178,11 @@ def read_inputs(
     inputs = Inputs(folder or origin, origin, experts, adapter_bases, datasets)
     for model in dict.fromkeys((inputs.base, inputs.merged, *inputs.configured.values())):
         collect(check_config, model)
+    for what, sources in {"the weights": experts, "samples": datasets}.items():
+        for source in dict.fromkeys(sources.values()):
+            if len(same := [name for name in sources if sources[name] == source]) > 1:
+                note(f"{', '.join(same)}: {what} of all come from {source.name}")
     if data:
-        for location in dict.fromkeys(datasets.values()):
-            if len(same := [name for name in datasets if datasets[name] == location]) > 1:
-                note(f"{', '.join(same)}: samples of all come from {location.name}")
         collect.mistakes += [UnknownKey("--data", n, experts) for n in datasets if n not in experts]
         if lacking := [f"--data {name}=PATH" for name in experts if name not in datasets]:
             expected = f"must name samples of every expert: add {', '.join(lacking)}"

@@ -71,10 +71,8 @@ def plan(
 
     model = skeleton(inputs.base)
     blocks = plan_with(model, keys.stack)
-    model_input, key, kind = input_of(model), "plan.tokens", type(model).__name__
-    if model_input.kind == "pictures":
-        require(keys.tokens is None, key, keys.tokens, f"is for text models; {kind} reads images")
-    else:
+    model_input, key, kind = input_of(model, keys.tokens), "plan.tokens", type(model).__name__
+    if model_input.kind != "pictures":
         expected = f"must be given for {kind}: --set tokens=N, the number of tokens per sample"
         require(keys.tokens is not None, key, keys.tokens, expected)
         most = model_input.positions or keys.tokens

@@ -112,7 +112,7 @@ def draw_batches(
     model: nn.Module, folders: Sequence[Path], locations: Mapping[str, Location], draw: Draw
 ) -> dict[str, DrawnBatches]:
     """Draw every task's batches, prepared by the first folder with a processor or tokenizer."""
-    inputs, batches = input_of(model), {}
+    inputs, batches = input_of(model, draw.tokens), {}
     if inputs.kind == "pictures":
         with_processor = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
         preprocess = Preprocess.from_folder(next(with_processor, folders[0]))

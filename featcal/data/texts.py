@@ -20,10 +20,11 @@ from transformers.models.auto import modeling_auto as auto
 
 from featcal.data import places
 from featcal.data.places import LABEL, Columns, Location, open_table, split_files
-from featcal.errors import BadData, BadFile, BadSetting, FeatCalError, list_of, one_line
+from featcal.errors import BadData, BadFile, FeatCalError, list_of, one_line
 from featcal.models.checkpoint import MODULES
 from featcal.models.load import TOKENIZER, load_tokenizer
 from featcal.models.sentences import Texts
+from featcal.settings import require
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -206,8 +207,8 @@ class ModelInput:
     alone: bool = False  # it has no such padding, so every text is a batch
 
 
-def input_of(model: nn.Module) -> ModelInput:
-    """Return a transformers model's inputs. Raises: BadData unless they are pictures or text."""
+def input_of(model: nn.Module, tokens: int | None = None) -> ModelInput:
+    """Return a model's inputs, pictures or text. Raises: BadData; BadSetting: tokens of pictures."""
     name, parameters = type(model).__name__, signature(model.forward).parameters
     multimodal = name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
     pictures, text = "pixel_values" in parameters and not multimodal, "input_ids" in parameters
@@ -220,6 +221,7 @@ def input_of(model: nn.Module) -> ModelInput:
         python = "call featcal.calibrate from Python with batches of whatever its forward takes"
         raise BadData(name, f"it takes {reads}; {files}", tower, python)
     if pictures:
+        require(tokens is None, "tokens", tokens, f"is for texts, but {name} reads images")
         return ModelInput("pictures")
     config: Any = model.config.get_text_config() if multimodal else model.config
     size, limit = getattr(config, "vocab_size", None), _positions(model, config)
@@ -340,9 +342,8 @@ def reader_for(
     tokenizer, limit = load_tokenizer(folder), inputs.positions
     if limit is not None:
         limit = min(limit, tokenizer.model_max_length)
-        if tokens is not None and tokens > limit:
-            expected = f"must be at most {limit}, the limit of the model or its tokenizer"
-            raise BadSetting("tokens", tokens, expected)
+        expected = f"must be at most {limit}, the limit of the model or its tokenizer"
+        require(tokens is None or tokens <= limit, "tokens", tokens, expected)
     candidates = (*folders, expert or folder)
     texts = Texts.of_folder(next((f for f in candidates if (f / MODULES).is_file()), folder))
     default = texts.longest or DEFAULT_TOKENS

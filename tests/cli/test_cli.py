@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -125,6 +126,8 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*CALIBRATE, "--set", "norm"], "KEY=VALUE"),
         ([*CALIBRATE, "--quiet"], "before the command"),
         ([*CALIBRATE, "--data", "cars=images/dtd"], "cars"),
+        (["fix", *COMMON[1:], *EXPERTS, *DATA, "--split", "val"], "another split, --split NAME"),
+        ([*CALIBRATE, "--tokens", "5"], "tokens: 5 cannot be used; it is for texts"),
         ([*EVALUATE, "--template", "a photo"], "{}"),
         ([*EVALUATE, "--card", "--set", "split=trian"], "no card (README.md)"),
         (["evaluate", "--model", "merged", "--clip", "mnist", *DATA], "CLIPModel"),
@@ -160,10 +163,7 @@ def test_an_existing_folder_is_only_replaced_with_force(models, capsys, command)
 
 
 def test_ctrl_c_ends_with_130_and_leaves_nothing_behind(models, capsys, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    before = tree(models)
+    before, interrupted = tree(models), Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("featcal.models.load._write_safetensors", interrupted)
     assert cli.main(MERGE) == cli.INTERRUPTED
     assert "interrupted" in capsys.readouterr().err and tree(models) == before

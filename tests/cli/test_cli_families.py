@@ -1,6 +1,7 @@
 """`featcal calibrate` beyond CLIP: the weights are those of the call in Python."""
 
 import json
+from functools import partial
 
 import checkpoints
 import language
@@ -35,10 +36,7 @@ ROWS = {
 def oracle(kind, rows):
     """Return batches padded by the tokenizer alone, ordered and cut as by the command."""
     own = tokenizer()
-
-    def padded(texts):
-        return dict(own(texts, padding=True, return_tensors="pt"))
-
+    padded = partial(own, padding=True, return_tensors="pt")
     texts = [r.get("text") or r.get("input") or r["prompt"] + r["completion"] for r in rows]
     pairs = [(text, row.get("target", "")) for text, row in zip(texts, rows, strict=True)]
     pairs.sort(key=lambda pair: [-len(text) for text in pair])  # every letter is a token
@@ -47,7 +45,7 @@ def oracle(kind, rows):
     made = []
     for part in cut(read, 16, PADDED):
         chosen, pairs = pairs[: len(part)], pairs[len(part) :]
-        batch = padded([text for text, _ in chosen])
+        batch = dict(padded([text for text, _ in chosen]))
         batch.pop("token_type_ids", None)
         if kind == "t5":
             targets = padded([target for _, target in chosen])
@@ -144,7 +142,7 @@ def test_a_classifier_of_pictures_which_pools_nothing_is_refused_for_class_means
     (folder / "train").symlink_to("pictures")
     command = "evaluate --model merged --class-means base --data t=. --set split=train".split()
     assert "give a model that pools its features" in refused(command, folder, capsys)
-    assert "is for texts, but merged" in refused([*command, "--tokens", "3"], folder, capsys)
+    assert "is for texts, but SiglipFor" in refused([*command, "--tokens", "3"], folder, capsys)
 
 
 def test_blocks_are_named_with_stack_and_norms_and_biases_left_out_with_switches(here, capsys):

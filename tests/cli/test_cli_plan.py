@@ -39,10 +39,7 @@ vision, llama = folders(CLIP, "CLIPVisionModel"), folders(LLAMA, "LlamaForCausal
 
 @pytest.fixture
 def needs(capsys):
-    def estimated(*options) -> dict:
-        return told(capsys, *PLAN, *options)
-
-    return estimated
+    return lambda *options: told(capsys, *PLAN, *options)
 
 
 def test_other_heads_and_vocabularies_have_the_same_shape(llama, needs, capsys):
@@ -97,7 +94,7 @@ def test_disk_is_that_of_the_stage_of_auto_in_which_most_features_wait(vision, n
     ("options", "said"),
     [
         (["--base", "nowhere"], "nowhere: no such file or folder"),
-        (["--set", "tokens=50"], "plan.tokens: 50 cannot be used; it is for text models"),
+        (["--set", "tokens=50"], "tokens: 50 cannot be used; it is for texts, but CLIPV"),
         (["--host-memory", "8 gigs"], "plan.host_memory: '8 gigs' cannot be used; it must be a"),
         (["--host-memory", "-1GiB"], "it must be a number of bytes, such as 8GiB"),
         (["--device", "tpu"], "'--device': 'tpu' is not one of"),

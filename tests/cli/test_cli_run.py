@@ -33,7 +33,7 @@ DRY = [*CALIBRATE, "--dry-run"]
 
 @pytest.fixture
 def without_work(monkeypatch):
-    unwanted = lambda *_, **__: pytest.fail("computed")  # noqa: E731
+    unwanted = Mock(side_effect=AssertionError("computed"))
     monkeypatch.setattr("featcal.calibration.calibrate.calibrate", unwanted)
 
 
@@ -106,17 +106,13 @@ CHOSEN = {"settings": Calibration(ridge=1e-3, residual=0.5, modules=("fc1",))}
 
 
 def test_options_are_keywords_of_the_library(models, monkeypatch):
-    taken = []
-
-    def calibrate(merged, **given):
-        taken.append(given)
-        return Result(None, Path("new"), [])
-
-    monkeypatch.setattr(featcal, "calibrate", calibrate, raising=False)
+    called = Mock(return_value=Result(None, Path("new"), []))
+    monkeypatch.setattr(featcal, "calibrate", called, raising=False)
     monkeypatch.setattr("featcal.cli.output.new_folder", lambda *_: None)
     for options in (["--preset", "auto"], [*MORE.split(), *KEYS.split()]):
         assert cli.main([*CALIBRATE, *options]) == 0
-    assert taken[0]["settings"] == "auto" and (GIVEN | CHOSEN).items() <= taken[1].items()
+    auto, given = (call.kwargs for call in called.call_args_list)
+    assert auto["settings"] == "auto" and (GIVEN | CHOSEN).items() <= given.items()
 
 
 def test_inspect_shows_sites_exchange_and_what_stays_as_it_is(models, capsys, monkeypatch):
@@ -175,10 +171,7 @@ CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated memory 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA), MemoryError()])
 def test_no_memory_is_one_message_and_nothing_half_written(models, capsys, monkeypatch, error):
-    def full(*_, **__):
-        raise error
-
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", full)
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", Mock(side_effect=error))
     message = refused(CALIBRATE, models, capsys)
     assert "not enough memory" in message and "--set batch=8" in message
 
@@ -191,9 +184,6 @@ def test_a_disk_that_is_full_at_the_end_leaves_no_half_of_a_folder(models, capsy
 
 
 def test_another_fault_keeps_its_traceback(monkeypatch):
-    def broken(*_, **__):
-        raise RuntimeError("shapes differ")
-
-    monkeypatch.setattr("featcal.cli.inputs.model_folder", broken)
-    with pytest.raises(RuntimeError, match="shapes differ"):
+    monkeypatch.setattr("featcal.cli.inputs.model_folder", Mock(side_effect=RuntimeError("bug")))
+    with pytest.raises(RuntimeError, match="bug"):
         cli.main(["inspect", "anything"])

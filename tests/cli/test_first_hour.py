@@ -132,13 +132,11 @@ def test_compare_knows_the_samples_of_merges_earlier_runs_and_other_names(
 
 
 def test_the_progress_of_a_mixture_counts_the_blocks_of_six_candidates(merged, monkeypatch, capsys):
-    def lines(total):
-        raise FeatCalError(f"{total} blocks")
-
+    lines = Mock(side_effect=FeatCalError("stop"))
     monkeypatch.setattr("featcal.models.modules.packed_experts", lambda _: True)
     monkeypatch.setattr("featcal.cli.calibrate.progress_lines", lines)
-    said = refused(["calibrate", "--merged", "merged", *BY_NAME, "--out", "new"], Path(), capsys)
-    assert f"{7 * skeleton('base').config.num_hidden_layers} blocks" in said
+    refused(["calibrate", "--merged", "merged", *BY_NAME, "--out", "new"], Path(), capsys)
+    lines.assert_called_once_with(7 * skeleton("base").config.num_hidden_layers)
 
 
 def test_base_and_experts_are_read_from_the_recipe_that_a_card_shows(llamas, capsys):
@@ -177,8 +175,10 @@ def test_a_whole_clip_is_evaluated_without_naming_it_again(here, capsys):
 
 
 def test_a_message_names_all_that_is_missing_or_seems_swapped(merged, capsys):
-    swapped = ["plan", "--merged", "base", "--base", "merged", *NAMED, "--set", "tokens=8"]
-    assert cli.main(swapped) == 0 and "model swapped?" in capsys.readouterr().err
+    swapped = "plan --merged base --base merged --set tokens=8 --expert a=base --expert b=base"
+    assert cli.main(swapped.split()) == 0
+    noted = capsys.readouterr().err
+    assert "model swapped?" in noted and "a, b: the weights of all come from base" in noted
     Path("merged/featcal.json").unlink()
     lacking = refused(["calibrate", "--merged", "merged"], Path(), capsys)
     assert "--data, --out, --base, --expert" in lacking
