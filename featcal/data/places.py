@@ -223,11 +223,12 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
 
 
 def holds_splits(folder: Path) -> bool:
-    """Return whether a folder of pictures, or one in it, has splits or folders named like one."""
-    names = {path.name.lower() for path in folder.glob("[!.]*/")}
-    alike = bool(names) and names <= {*SPLIT_NAMES}
-    inner = any(path for n in SPLITS for path in folder.glob(f"[!.]*/{n}/"))  # of several sets
-    return alike or inner or any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS)
+    """Return whether a folder, or one in it, has usual splits, or only pictures of unusual ones."""
+    folders = [*folder.glob("[!.]*/")]
+    others = [f for f in folders if not any(split in f.name.lower() for split in SPLIT_NAMES)]
+    alike = len(others) < len(folders) and not any(map(pictures_in, others))  # as train2017
+    usual = any((f / n).is_dir() for f in (folder, *folders) for n in SPLITS)
+    return alike or usual or any(split_files(folder, n) for n in SPLITS)
 
 
 def pictures_in(folder: Path) -> list[str]:

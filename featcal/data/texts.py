@@ -174,9 +174,8 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
         texts["messages"] = json.dumps([messages, tools], ensure_ascii=False, default=str)
     for key, text in texts.items():
         if not isinstance(text, str):
-            kind = "empty" if text is None else f"{type(text).__name__}, not text"
             way_out = "fill it, or leave the row out; quote numbers and dates, in a .jsonl file"
-            raise BadData(origin, f"{key!r} is {kind}", way_out, WANTED)
+            raise BadData(origin, f"{key!r} is {type(text).__name__}, not text", way_out, WANTED)
         try:
             text.encode()
         except UnicodeEncodeError as error:

@@ -83,8 +83,8 @@ def test_nothing_is_left_in_the_data_folder_or_in_the_cache(tmp_path, monkeypatc
 def test_a_missing_split_is_reported_with_the_folders_content(tmp_path, read):
     parquet(tmp_path / "set", feature=PETS)
     (tmp_path / "set" / f"{'x' * 240}.bin").touch()
-    folders = {"nowhere": "nothing", "named": "Val", "several": "one", "set": r"test\.parquet"}
-    for folder in ("named/Val", "several/one/train"):
+    folders = {"nowhere": "nothing", "own": "Val17, notes", "several": "one", "set": r"test\.p"}
+    for folder in ("own/Val17", "own/notes", "several/one/train"):
         (tmp_path / folder).mkdir(parents=True)
     for name, content in folders.items():
         with pytest.raises(MissingPath, match=rf"train[\s\S]*the folder has: {content}") as error:

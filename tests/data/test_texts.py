@@ -82,7 +82,7 @@ def test_files_hold_texts_pairs_or_chats(tmp_path, caplog, row, text, target, me
         (b'{"text": "fine"}\n"only text"\n', r"line 2: is a str, not an object[\s\S]*\.json"),
         (b'{"text": "fine"}\n{"txt": "a", "label": 1}\n', r"line 2: holds txt, label[\s\S]*prompt"),
         (b'{"text": "fine"}\n{"text": 7}\n', r"line 2: 'text' is int[\s\S]*quote numbers"),
-        (b'{"text": "fine"}\n{"input": "a", "target": null}\n', "line 2: 'target' is empty"),
+        (b'{"text": "fine"}\n{"input": "a", "target": null}\n', r"'target' is None[\s\S]*fill it"),
         (b'{"text": "fine"}\n{"messages": []}\n', "line 2: 'messages' is no list of messages"),
         (b'{"text": "fine"}\n{"messages": [{"role": "user"}]}\n', "line 2: 'messages' is no list"),
         (b'{"text": "fine"}\n{"text": "a \\ud83d"}\n', "line 2: 'text' has half of a surrogate"),
