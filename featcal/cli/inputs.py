@@ -173,8 +173,8 @@ def read_inputs(
     assert origin is not None
     adapter_bases = {n: origin for n, f in experts.items() if is_adapter(f)} | adapter_bases
     if names is not None:
-        listed = ", ".join(f"{name}={path}" for name, path in experts.items())
-        note(f"{names.file}: base {origin}; experts {listed}")
+        shown = ", ".join(f"{name}={path}" for name, path in experts.items())
+        note(f"{names.file}{' and options' * bool(base or expert)}: base {origin}; experts {shown}")
     inputs = Inputs(folder or origin, origin, experts, adapter_bases, datasets)
     for model in dict.fromkeys((inputs.base, inputs.merged, *inputs.configured.values())):
         collect(check_config, model)

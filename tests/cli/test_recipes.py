@@ -145,4 +145,4 @@ def test_models_are_looked_for_next_to_the_recipe_and_options_win(llamas, monkey
     data = "--data math=../math.jsonl --data code=../code.jsonl --samples 12 --out new --dry-run"
     command = f"calibrate --set recipe=../merge.yaml --merged ../merged {data}".split()
     assert cli.main(command) == 0 and "nothing was computed" in capsys.readouterr().out
-    assert cli.main([*command, "--base", "../base"]) == 0
+    assert cli.main([*command, "--base", "../base"]) == 0 and "options: " in capsys.readouterr().err
