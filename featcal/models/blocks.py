@@ -356,6 +356,9 @@ class Additions(TorchFunctionMode):
             elif in_place and other is args[0]:
                 other = other.clone()
             self.streams.add(name, other)
+        if in_place:  # now a sum, as Falcon's attention and MLP
+            self.outputs.pop(names[0], None)
+            self.scaled.pop(names[0], None)
 
 
 @contextmanager

@@ -142,6 +142,7 @@ def infer_plan(model: nn.Module) -> BlockPlan:
 TOWER, TEXT = "vision_model.encoder.layers", Stack("text", "text_model.encoder.layers")
 CLIP = BlockPlan(Stack("vision", TOWER, mask="", token_rule=class_token_last), TEXT)
 SIGLIP = BlockPlan(Stack("vision", TOWER, mask=""), TEXT)
+SIGLIP2 = Stack("vision", TOWER, mask="pixel_attention_mask")  # pictures of many shapes are padded
 
 
 def t5(prefix: str = "", biases: bool = True) -> BlockPlan:
@@ -193,6 +194,9 @@ KNOWN = {
     **{f"{name}Model": bart("", norm=True) for name in NORMED},
     **{f"{name}ForConditionalGeneration": bart(norm=True) for name in NORMED},
     "SiglipModel": SIGLIP,
+    "Siglip2Model": BlockPlan(SIGLIP2, TEXT),
+    "Siglip2ForImageClassification": BlockPlan(SIGLIP2),
+    "Siglip2VisionModel": BlockPlan(replace(SIGLIP2, blocks="encoder.layers")),
     **dict.fromkeys(("ViTModel", "DeiTModel"), class_token("layers")),
     "ViTForImageClassification": class_token("vit.layers"),
     "DeiTForImageClassification": class_token("deit.layers"),

@@ -9,7 +9,7 @@ import transformers as tf
 from families import FAMILIES, KINDS, Family, experiment, family, text, tokens, without_float32
 from test_mixtures import KINDS as MIXTURE_KINDS
 from test_mixtures import mixture
-from tiny import PAPER, TEXT, difference, same_bits
+from tiny import PAPER, SIZES, TEXT, difference, images, same_bits
 
 from featcal import calibrate
 from featcal.calibration.calibrate import check
@@ -129,9 +129,25 @@ def test_residual_target_changes_only_linears_that_write_into_the_stream(family)
     assert changed == set(WRITERS[family])
 
 
-def test_a_model_whose_outputs_are_normed_before_the_addition_is_refused():
+PARALLEL = family("FalconModel", SIZES | {"vocab_size": 97}, "h")
+
+
+@pytest.mark.parametrize("family", [FAMILIES["gemma2"], PARALLEL], ids=["normed", "summed"])
+def test_a_model_whose_outputs_are_changed_before_the_addition_is_refused(family):
     with pytest.raises(BadSetting, match=r"calibrate\.residual"):
-        calibrate(**experiment(FAMILIES["gemma2"]), settings=PAPER.but(residual=1.0))
+        calibrate(**experiment(family), settings=PAPER.but(residual=1.0))
+
+
+def test_patches_that_pad_a_small_picture_do_not_count():
+    config = tf.Siglip2VisionConfig(**SIZES, intermediate_size=64, patch_size=8, num_patches=4)
+    given = experiment(Family(lambda: tf.Siglip2VisionModel(config), images, {}), experts=("a",))
+    shapes, x = torch.tensor([[2, 2], [1, 2], [3, 1]]), torch.randn(3, 4, 192).double()
+    mask = (torch.arange(4) < shapes.prod(1, keepdim=True)).long()
+    batch, results = {"pixel_attention_mask": mask, "spatial_shapes": shapes}, []
+    for pixels in (x, x * mask[..., None]):
+        given["batches"] = {"a": [batch | {"pixel_values": pixels}]}
+        results.append(calibrate(**given, settings=PAPER).model)
+    assert same_bits(*results)
 
 
 LINEARS = PAPER.but(norm=False)
