@@ -72,10 +72,9 @@ def public(kind: type[Baseline]) -> Callable[..., Adapters]:
         shared |= {"seed": (int, 42), "progress": (Progress, None)}
     fields = {name: (field.annotation, field.default) for name, field in kind.model_fields.items()}
     parameters = list(signature(run).parameters.values())[:-1]
-    parameters += [
-        Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-        for name, (annotation, default) in (shared | fields).items()
-    ]
+    for name, (kind_of, default) in (shared | fields).items():
+        keyword = Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind_of, default=default)
+        parameters.append(keyword)
     run.__signature__ = Signature(parameters, return_annotation=Adapters)
     run.__name__ = run.__qualname__ = kind.name
     run.__module__, run.__doc__ = kind.__module__, kind.__doc__

@@ -116,11 +116,9 @@ def sample_count(batch: Batch) -> int:
 
 def some_samples(batch: Batch, rows: slice | Tensor) -> dict[str, Any]:
     """Return some samples of a batch; values without one row per sample stay as they are."""
-    count = sample_count(batch)
-    return {
-        name: value[rows] if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
-        for name, value in batch.items()
-    }
+    n = sample_count(batch)
+    some = {k: x[rows] for k, x in batch.items() if isinstance(x, Tensor) and x.shape[:1] == (n,)}
+    return {**batch, **some}
 
 
 def naming(task: str, number: int) -> AbstractContextManager[None]:

@@ -100,13 +100,12 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
             config.init_lora_weights = False
     heads = [f".{name}." for name in getattr(config, "modules_to_save", None) or ()]
     size = getattr(model.config.get_text_config(), "vocab_size", None)
-    tables = [n for n, p in model.named_parameters() if p.dim() == 2 and len(p) == size]
     # peft draws an adapter before it is loaded, and warns of what is checked below
     with _as_bad_file(folder, problem, way_out):
         tensors = _present_names(tensors, model, config, heads)
         # an adapter that was trained with other tokens holds all token tables
         rows = {PEFT_NAMES.sub("", name): len(t) for name, t in tensors.items() if t.dim()}
-        sizes = {rows.get(name) for name in tables}
+        sizes = {rows.get(n) for n, p in model.named_parameters() if p.ndim == 2 and len(p) == size}
         with torch.random.fork_rng(devices=[]):
             if len(sizes) == 1 and None not in sizes:
                 model.resize_token_embeddings(sizes.pop(), mean_resizing=False)
@@ -141,10 +140,10 @@ def _present_names(tensors: Tensors, model: nn.Module, config: Any, heads: list[
     changes = [c for c in get_model_conversion_mapping(model) if isinstance(c, WeightRenaming)]
     tower = f"{getattr(model, 'base_model_prefix', '')}."
     # the last is the prefix of a CLIP vision tower in a CLIPModel, and before transformers 5
-    ways = [(changes, *way) for way in (("", ""), ("", tower), (tower, ""), ("vision_model.", ""))]
-    for renamings, old, new in ([], "", ""), *ways:
-        present = {n: rename_source_key(own, renamings, [])[0] for n, own in names.items()}
-        present = {n: new + own.removeprefix(old) for n, own in present.items()}
+    unknown = {n: own for n, own in names.items() if layer_of(own) not in paths}
+    renamed = names | {n: rename_source_key(own, changes, [])[0] for n, own in unknown.items()}
+    for old, new in (("", ""), ("", tower), (tower, ""), ("vision_model.", "")):
+        present = {n: new + own.removeprefix(old) for n, own in renamed.items()}
         layers = {n: layer_of(own) for n, own in present.items()}
         if all(layers[name] in paths for name in in_tower):
             break
@@ -152,9 +151,9 @@ def _present_names(tensors: Tensors, model: nn.Module, config: Any, heads: list[
         return tensors  # peft may know how to convert them, as those of experts that are packed now
     if present == names:
         return tensors
-    packed = [f".{n.rpartition('.')[0]}" for n in getattr(config, "target_parameters", None) or ()]
-    adapted = {n for n in in_tower if f".{kind}" in n}
-    adapted -= {n for n in adapted if any(f".{layers[n]}".endswith(path) for path in packed)}
+    in_packed = getattr(config, "target_parameters", None) or ()
+    packed = tuple(f".{name.rpartition('.')[0]}" for name in in_packed)
+    adapted = {n for n in in_tower if f".{kind}" in n and not f".{layers[n]}".endswith(packed)}
     config.target_modules = sorted({layers[name] for name in adapted})
     config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
     for key in ("rank_pattern", "alpha_pattern"):  # regular expressions of names
@@ -210,8 +209,7 @@ def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | No
     dense.config = config  # peft may have changed tie_word_embeddings
     parameters = dict(dense.named_parameters(remove_duplicate=False))
     for names in ties:
-        plain = [PEFT_NAMES.sub("", name) for name in names]
-        present = [name for name in plain if name in parameters]
+        present = [n for name in names if (n := PEFT_NAMES.sub("", name)) in parameters]
         if len(present) > 1:
             _tie_or_untie(dense, present, source)
     return dense
@@ -293,8 +291,8 @@ def copied(model: nn.Module) -> Any:
 
 def is_peft(model: object) -> bool:
     """Return whether a model is a PeftModel, without importing peft."""
-    wraps = hasattr(type(model), "get_base_model")  # as a LoraModel or PeftMixedModel does not
-    return isinstance(model, nn.Module) and type(model).__module__.startswith("peft.") and wraps
+    kind = type(model)  # a LoraModel or PeftMixedModel is none
+    return kind.__module__.startswith("peft.") and hasattr(kind, "get_base_model")
 
 
 def peft_package() -> Any:

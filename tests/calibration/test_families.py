@@ -120,10 +120,8 @@ WRITERS = {
 def test_residual_target_changes_only_linears_that_write_into_the_stream(family):
     given = experiment(FAMILIES[family])
     path = next(iter(FAMILIES[family].stacks.values()))
-    paper, residual = (
-        calibrate(**given, settings=PAPER.but(residual=beta)).model.get_submodule(f"{path}.0")
-        for beta in (0.0, 1.0)
-    )
+    models = (calibrate(**given, settings=PAPER.but(residual=beta)).model for beta in (0.0, 1.0))
+    paper, residual = (model.get_submodule(f"{path}.0") for model in models)
     pairs = zip(paper.named_parameters(), residual.parameters(), strict=True)
     changed = {name.rpartition(".")[0] for (name, p), q in pairs if not torch.equal(p, q)}
     assert changed == set(WRITERS[family])
@@ -143,11 +141,9 @@ def test_patches_that_pad_a_small_picture_do_not_count():
     given = experiment(Family(lambda: tf.Siglip2VisionModel(config), images, {}), experts=("a",))
     shapes, x = torch.tensor([[2, 2], [1, 2], [3, 1]]), torch.randn(3, 4, 192).double()
     mask = (torch.arange(4) < shapes.prod(1, keepdim=True)).long()
-    batch, results = {"pixel_attention_mask": mask, "spatial_shapes": shapes}, []
-    for pixels in (x, x * mask[..., None]):
-        given["batches"] = {"a": [batch | {"pixel_values": pixels}]}
-        results.append(calibrate(**given, settings=PAPER).model)
-    assert same_bits(*results)
+    batch = {"pixel_attention_mask": mask, "spatial_shapes": shapes}
+    own = [{"a": [batch | {"pixel_values": pixels}]} for pixels in (x, x * mask[..., None])]
+    assert same_bits(*(calibrate(**given | {"batches": b}, settings=PAPER).model for b in own))
 
 
 LINEARS = PAPER.but(norm=False)
