@@ -280,10 +280,8 @@ def train(
             expert = pad_sequence(expert_rows, batch_first=True)
             noise = None
             if settings.noisy:  # drawn on the CPU: the same on every device
-                draws = [
-                    torch.randn(pair.merged.shape, generator=generators[task], dtype=torch.float32)
-                    for task, pair in step.items()
-                ]
+                shapes = ((pair.merged.shape, generators[task]) for task, pair in step.items())
+                draws = [torch.randn(n, generator=g, dtype=torch.float32) for n, g in shapes]
                 noise = pad_sequence(draws, batch_first=True).to(merged)
             rows = settings.row_losses(weights, merged, expert, noise)  # (T, n)
             loss = rows.sum(1) / torch.tensor(counts, device=rows.device)  # (T,)

@@ -43,9 +43,8 @@ def test_calibrated_model_equals_the_plain_version_of_its_family(name, monkeypat
         ids, mask = tokens(seed, length=4, shortest=2)
         given["batches"][task] = [{"input_ids": ids, "attention_mask": mask}]
     without_float32(monkeypatch, given["base"])
-    expected = plain.calibrate(
-        **given, settings=settings, paths=family.stacks.values(), offset=family.offset
-    )
+    own = {"paths": family.stacks.values(), "offset": family.offset}
+    expected = plain.calibrate(**given, settings=settings, **own)
     assert difference(given["merged"], expected) > 1e-3
     assert difference(calibrate(**given, settings=settings).model, expected) < 1e-9
 
