@@ -34,10 +34,8 @@ def text(seed, batch=3, end=False):
     ids, mask = tokens(seed)
     if end:  # with 1, as T5's classifier needs
         ids.scatter_(1, mask.sum(1, keepdim=True) - 1, 1)
-    return [
-        {"input_ids": i, "attention_mask": m}
-        for i, m in zip(ids.split(batch), mask.split(batch), strict=True)
-    ]
+    parts = zip(ids.split(batch), mask.split(batch), strict=True)
+    return [{"input_ids": i, "attention_mask": m} for i, m in parts]
 
 
 def translations(seed, batch=3):

@@ -41,11 +41,8 @@ def write_settings(folder: Path, sections: dict[str, Any]) -> None:
 
 def blocks(root: Path = ROOT) -> dict[str, dict]:
     """Return every block of stages by name; a repeated block has its stage under `do`."""
-    found = [
-        block
-        for file in files(root)
-        for block in yaml.safe_load(file.read_text())["stages"].items()
-    ]
+    contents = (yaml.safe_load(file.read_text())["stages"] for file in files(root))
+    found = [block for content in contents for block in content.items()]
     assert len(dict(found)) == len(found), "two files define a stage of the same name"
     return dict(found)
 

@@ -152,9 +152,8 @@ def describe(folder: Path, configs: Mapping[str, list[str]], default: str = "") 
     described: list[dict] = []
     for name, splits in configs.items():
         files = [{"split": split, "path": f"{name}/{split}-*"} for split in splits]
-        own = "default" if name == "data" else name
-        described.append({"config_name": own, "data_files": files})
-        described[-1] |= {"default": True} if name == default else {}
+        own = {"config_name": "default" if name == "data" else name, "data_files": files}
+        described.append(own | ({"default": True} if name == default else {}))
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(described)}\n---\n")
 
 

@@ -20,6 +20,8 @@ SPLITS = ("train", "validation", "test")
 OF_MNLI = ("train", *(f"{split}_{of}" for split in SPLITS[1:] for of in ("matched", "mismatched")))
 METRIC = '''"""Counts programs that Python can read; runs none. Plays evaluate's metric of the same name in the rehearsal."""
 
+import contextlib
+
 import datasets
 import evaluate
 
@@ -30,15 +32,11 @@ class CodeEval(evaluate.Metric):
         return evaluate.MetricInfo(description="", citation="", inputs_description="", features=datasets.Features(asked))
 
     def _compute(self, predictions, references, k=(1,)):
-        readable = [self._readable(program) for programs in predictions for program in programs]
-        return {f"pass@{n}": sum(readable) / len(readable) for n in k}, {}
-
-    def _readable(self, program):
-        try:
-            compile(program, "<program>", "exec")
-        except (SyntaxError, ValueError):
-            return False
-        return True
+        asked, readable = [program for programs in predictions for program in programs], 0
+        for program in asked:
+            with contextlib.suppress(SyntaxError, ValueError):
+                readable += bool(compile(program, "<program>", "exec"))
+        return {f"pass@{n}": readable / len(asked) for n in k}, {}
 '''
 
 
@@ -46,10 +44,8 @@ def text_data(folder: Path) -> dict[str, Path]:
     """Every data set of texts, by its id on the hub."""
     found = {f"datasets/{HUB_ID}": _glue(folder / "glue")}
     for domain, known in DOMAINS.items():
-        rows = [
-            {known.prompt: words(domain, i), known.completion: words(domain, i, "answer")}
-            for i in range(TRAINED)
-        ]
+        pairs = ((words(domain, i), words(domain, i, "answer")) for i in range(TRAINED))
+        rows = [{known.prompt: asked, known.completion: answer} for asked, answer in pairs]
         found[f"datasets/{known.hub_id}"] = _written(folder / domain, {f"data/train{PART}": rows})
     for name, (files, row) in TESTS.items():
         rows = [row(i) for i in range(ASKED)]

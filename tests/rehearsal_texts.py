@@ -29,12 +29,8 @@ SHORT = 4.0  # how much likelier the end is than another token: answers of a few
 
 def text_models(folder: Path, sizes: tuple[str, ...], llamas: tuple[str, ...]) -> dict[str, Path]:
     """The FLAN-T5s of these sizes and the Llamas of these names, each with its experts."""
-    found: dict[str, Path] = {}
-    for size in sizes:
-        found |= _t5(folder, size)
-    for name in llamas:
-        found |= _llama(folder, name)
-    return found
+    parts = [*(_t5(folder, size) for size in sizes), *(_llama(folder, name) for name in llamas)]
+    return {name: place for part in parts for name, place in part.items()}
 
 
 def _t5(folder: Path, size: str) -> dict[str, Path]:
@@ -177,12 +173,8 @@ def llama_tokenizer() -> tf.PreTrainedTokenizerFast:
     inner.decoder = decoders.ByteLevel()
     begin = SPECIAL[0]
     special = [(begin, inner.token_to_id(begin))]
-    inner.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=special
-    )
+    around = {"single": f"{begin} $A", "pair": f"{begin} $A $B"}
+    inner.post_processor = processors.TemplateProcessing(**around, special_tokens=special)
     names = {"bos_token": begin, "eos_token": "<|eot_id|>", "model_max_length": 131072}
-    made = tf.PreTrainedTokenizerFast(
-        tokenizer_object=inner, model_input_names=["input_ids", "attention_mask"], **names
-    )
-    made.chat_template = CHAT
-    return made
+    names |= {"model_input_names": ["input_ids", "attention_mask"], "chat_template": CHAT}
+    return tf.PreTrainedTokenizerFast(tokenizer_object=inner, **names)

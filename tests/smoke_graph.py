@@ -108,10 +108,8 @@ def smoke_params(root: Path = ROOT) -> dict:
                 rows = entry["from"].items()
                 entry["from"] = {name: ROWS[section](name, row) for name, row in rows}
     for entry in params["studied"].values():
-        entry["smoke"] = {
-            **entry["mini"],
-            "comparison": {**entry["mini"]["comparison"], **COMPARISON},
-        }
+        mini = entry["mini"]
+        entry["smoke"] = mini | {"comparison": mini["comparison"] | COMPARISON}
     for study in studies():
         for key, entry in params[study].items():
             own = STUDIED[study] | OWN.get(key, {}).get(study, {})

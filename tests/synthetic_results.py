@@ -73,11 +73,8 @@ def _results(suite: str) -> Path:
     write_role(folder, suite, REAL, real[:8])
     write_larger_pool(folder, suite, REAL, 14, real[:14])
     expert, average = ("", "expert", ""), ("average", "merged", "")
-    seeds = [
-        row | {"expert_seed": seed}
-        for seed in (1, 2)
-        for row in _scores(suite, REAL, 8, {expert: 90 + seed}, real[:8])
-    ]
+    of_seeds = ((n, _scores(suite, REAL, 8, {expert: 90 + n}, real[:8])) for n in (1, 2))
+    seeds = [row | {"expert_seed": n} for n, rows in of_seeds for row in rows]
     write_rows(folder / f"expert_seeds/{REAL}-8/expert_seeds.csv", seeds, results.EXPERT_SEEDS)
     levels = dict.fromkeys((expert, average, ("average", "featcal", "suite")), 95)
     second = list(_scores(suite, REAL, 8, levels, real[:8]))
@@ -165,11 +162,8 @@ PER_BLOCK = {
 
 def _theory(shared, tasks):
     empty = shared | {"block": "", "nodes": "", "count": 40}
-    for method, setting, level in (
-        ("merged", "", 12.0),
-        ("featcal", "suite", 13.0),
-        ("required", "", 6.0),
-    ):
+    levels = ("merged", "", 12.0), ("featcal", "suite", 13.0), ("required", "", 6.0)
+    for method, setting, level in levels:
         row = empty | {"method": method, "setting": setting, "task": ""}
         yield from grid(**row, statement=list(EQUATIONS), quantity="digits", value=level)
         yield from grid(**row, statement=list(BOUNDS), quantity="room", value=10 * (level - 6))
@@ -178,10 +172,8 @@ def _theory(shared, tasks):
             yield row | {"statement": "proposition_5", "quantity": "applies"}
             for block, (statement, quantities) in product(range(6), PER_BLOCK.items()):
                 block_row = row | {"statement": statement, "block": f"{block:02d}"}
-                yield from (
-                    block_row | {"quantity": q, "value": 4.0 + block + i}
-                    for i, q in enumerate(quantities)
-                )
+                for i, quantity in enumerate(quantities):
+                    yield block_row | {"quantity": quantity, "value": 4.0 + block + i}
 
 
 def _projection(_, tasks):

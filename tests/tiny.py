@@ -75,10 +75,8 @@ def experiment(dtype=torch.float64, tasks=TASKS, count=6, batch=3, build=clip):
 
 
 def difference(a, b):
-    return max(
-        float((p - q).detach().abs().max())
-        for p, q in zip(a.parameters(), b.parameters(), strict=True)
-    )
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return max(float((p - q).detach().abs().max()) for p, q in pairs)
 
 
 def same_bits(a, b):

@@ -72,10 +72,9 @@ def public(kind: type[Baseline]) -> Callable[..., Adapters]:
         shared |= {"seed": (int, 42), "progress": (Progress, None)}
     fields = {name: (field.annotation, field.default) for name, field in kind.model_fields.items()}
     parameters = list(signature(run).parameters.values())[:-1]
-    parameters += [
-        Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-        for name, (annotation, default) in (shared | fields).items()
-    ]
+    for name, (kind_of, default) in (shared | fields).items():
+        keyword = Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind_of, default=default)
+        parameters.append(keyword)
     run.__signature__ = Signature(parameters, return_annotation=Adapters)
     run.__name__ = run.__qualname__ = kind.name
     run.__module__, run.__doc__ = kind.__module__, kind.__doc__
@@ -281,10 +280,8 @@ def train(
             expert = pad_sequence(expert_rows, batch_first=True)
             noise = None
             if settings.noisy:  # drawn on the CPU: the same on every device
-                draws = [
-                    torch.randn(pair.merged.shape, generator=generators[task], dtype=torch.float32)
-                    for task, pair in step.items()
-                ]
+                shapes = ((pair.merged.shape, generators[task]) for task, pair in step.items())
+                draws = [torch.randn(n, generator=g, dtype=torch.float32) for n, g in shapes]
                 noise = pad_sequence(draws, batch_first=True).to(merged)
             rows = settings.row_losses(weights, merged, expert, noise)  # (T, n)
             loss = rows.sum(1) / torch.tensor(counts, device=rows.device)  # (T,)

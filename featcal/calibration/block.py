@@ -222,9 +222,8 @@ def solve_systems(
 
 def anchors(student: nn.Module, base: nn.Module, site: Site, rho: float) -> tuple[Tensor, Tensor]:
     """Return the anchors (o, d) and (o,) of a site's weight and bias (Eqs. 11 and 51)."""
-    (W, b), (W_base, b_base) = (
-        side_by_side(block.get_submodule(name) for name in site) for block in (student, base)
-    )
+    models = (map(block.get_submodule, site) for block in (student, base))
+    (W, b), (W_base, b_base) = map(side_by_side, models)
     return anchor(W, W_base, rho), anchor(b, b_base, rho)
 
 

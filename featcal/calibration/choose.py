@@ -339,8 +339,8 @@ def answers(
             logits, sizes = logits[counted.bool()], counted.bool().sum(1)
         scores = Scores(logits) if isinstance(logits, Tensor) and logits.dim() == 2 else None
         if sentences and sentences.given:
-            last_hidden = getattr(output, "last_hidden_state", None)
-            pooled = sentences.vectors(hidden if last_hidden is None else last_hidden, counted)
+            last_hidden = getattr(output, "last_hidden_state", hidden)
+            pooled = sentences.vectors(last_hidden, counted[:, : last_hidden.shape[1]])
         elif output is not None:
             pooled = of_batches.pooled_output(model, output, batch)
     return Answers(hidden, mask, weights, pooled, scores, sizes)

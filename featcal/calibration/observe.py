@@ -247,10 +247,8 @@ def add_site(
         y = product(x_exp, W.T)  # (n, o)
         y = y + b.to(y.dtype)
     if y is not None and has_gap:
-        parts = [
-            gaps[name].flatten(0, -2) if name in gaps else y.new_zeros(len(y), width)
-            for name, width in zip(site, widths, strict=True)
-        ]
+        shapes = {name: (len(y), o) for name, o in zip(site, widths, strict=True)}
+        parts = [gaps[n].flatten(0, -2) if n in gaps else y.new_zeros(shapes[n]) for n in site]
         gap = torch.cat(parts, dim=1).to(y.dtype)  # (n, o)
         y = y + (alpha * gap if first.blended else gap)
     for sums, w in zip(moments.sites[site], ws, strict=True):
@@ -325,10 +323,8 @@ def block_parts(student: nn.Module, features: Features, spec: BlockSpec) -> list
     groups = [*shared_sites(inputs, spec.linears, lambda *_: weight), *((n,) for n in spec.norms)]
     parts = []
     for group in sorted(groups, key=lambda group: min(map(order.index, group))):
-        chosen = {
-            kind: tuple(name for name in getattr(spec, kind) if name in group)
-            for kind in ("linears", "norms", "writers")
-        }
+        names = {kind: getattr(spec, kind) for kind in ("linears", "norms", "writers")}
+        chosen = {kind: tuple(n for n in own if n in group) for kind, own in names.items()}
         parts.append(replace(spec, **chosen, moves_teacher=False))
     with_linears = [number for number, part in enumerate(parts) if part.linears]
     last = max(with_linears, default=len(parts) - 1)  # after it no teacher's input is needed

@@ -174,13 +174,9 @@ def processor_of(cfg: Mapping[str, Any], side: int, source: object) -> CLIPImage
         raise BadFile(source, problem, f"use one of {', '.join(MODES)} and {', '.join(RESAMPLE)}")
     mean, std = ([v] * 3 if isinstance(v, int | float) else [*v] for v in (full.mean, full.std))
     square = {"height": side, "width": side}
-    return CLIPImageProcessorPil(
-        size={"shortest_edge": side} if mode == "shortest" else square,
-        crop_size=square,
-        resample=RESAMPLE[kind],
-        image_mean=mean,
-        image_std=std,
-    )
+    size = {"shortest_edge": side} if mode == "shortest" else square
+    how = {"resample": RESAMPLE[kind], "image_mean": mean, "image_std": std}
+    return CLIPImageProcessorPil(size=size, crop_size=square, **how)
 
 
 def preprocess_config(folder: Path, side: int) -> dict[str, Any]:

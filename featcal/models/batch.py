@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 from featcal.errors import BadBatches, BadPlan, nearest
@@ -116,11 +117,9 @@ def sample_count(batch: Batch) -> int:
 
 def some_samples(batch: Batch, rows: slice | Tensor) -> dict[str, Any]:
     """Return some samples of a batch; values without one row per sample stay as they are."""
-    count = sample_count(batch)
-    return {
-        name: value[rows] if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
-        for name, value in batch.items()
-    }
+    n = sample_count(batch)
+    some = {k: x[rows] for k, x in batch.items() if isinstance(x, Tensor) and x.shape[:1] == (n,)}
+    return {**batch, **some}
 
 
 def naming(task: str, number: int) -> AbstractContextManager[None]:
@@ -151,6 +150,12 @@ def padding_mask(
             mask = batch.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() == 4:  # of pairs; floats are added to scores
         mask = (mask == 0 if mask.is_floating_point() else mask != 0).flatten(1, 2).any(1)
+    shown = "pixel_values" in batch  # patches follow the text of a page; others have no such mask
+    if isinstance(mask, Tensor) and mask.dim() == 2 and (not shown or "bbox" in batch):
+        if (count := hidden.shape[1]) > mask.shape[1]:  # or up to a whole window, as Longformer's
+            mask = functional.pad(mask, (0, count - mask.shape[1]), value=int(shown))
+        of_frames = getattr(model, "_get_feature_vector_attention_mask", None)  # of sounds
+        mask = of_frames(count, mask) if of_frames else mask
     if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
         return mask.to(hidden.device)
     return None

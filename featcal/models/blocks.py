@@ -356,6 +356,8 @@ class Additions(TorchFunctionMode):
             elif in_place and other is args[0]:
                 other = other.clone()
             self.streams.add(name, other)
+        for named in (self.outputs, self.scaled) if in_place else ():
+            named.pop(names[0], None)  # now a sum, as of Falcon's attention and MLP
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -98,18 +99,17 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
         if example.is_meta:  # nothing to decompose, as PiSSA and OLoRA do
             config.init_lora_weights = False
     heads = [f".{name}." for name in getattr(config, "modules_to_save", None) or ()]
-    # an adapter that was trained with other tokens holds all token tables
-    rows = {name: len(tensor) for name, tensor in plain_names.items() if tensor.dim()}
     size = getattr(model.config.get_text_config(), "vocab_size", None)
-    sizes = {rows.get(n) for n, p in model.named_parameters() if p.dim() == 2 and len(p) == size}
     # peft draws an adapter before it is loaded, and warns of what is checked below
     with _as_bad_file(folder, problem, way_out):
         tensors = _present_names(tensors, model, config, heads)
+        # an adapter that was trained with other tokens holds all token tables
+        rows = {PEFT_NAMES.sub("", name): len(t) for name, t in tensors.items() if t.dim()}
+        sizes = {rows.get(n) for n, p in model.named_parameters() if p.ndim == 2 and len(p) == size}
         with torch.random.fork_rng(devices=[]):
             if len(sizes) == 1 and None not in sizes:
                 model.resize_token_embeddings(sizes.pop(), mean_resizing=False)
             adapted = peft.get_peft_model(model, config, low_cpu_mem_usage=example.is_meta)
-        tensors = _tower_names(tensors, adapted, config, heads)
         loaded = peft.set_peft_model_state_dict(adapted, tensors, low_cpu_mem_usage=example.is_meta)
     unread = sorted(loaded.unexpected_keys)
     # a base may lack the adapter's heads
@@ -126,38 +126,42 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
 
 
 def _present_names(tensors: Tensors, model: nn.Module, config: Any, heads: list[str]) -> Tensors:
-    """Return tensors by present names, where transformers has renamed modules since, as a ViT's."""
-    changes = [c for c in get_model_conversion_mapping(model) if isinstance(c, WeightRenaming)]
-    present = {n: rename_source_key(n.removeprefix(ROOT), changes, [])[0] for n in tensors}
-    leaves = [path for path, module in model.named_modules() if not [*module.children()]]
-    leaf_of = {n: leaf for n in present.values() for leaf in leaves if n.startswith(f"{leaf}.")}
-    in_tower = [name for name in tensors if not any(head in name for head in heads)]
-    targets = {leaf_of.get(present[name]) for name in in_tower}
-    unchanged = all(name.removeprefix(ROOT) in leaf_of for name in tensors)
-    if unchanged or not targets or None in targets or getattr(config, "alpha_pattern", None):
-        return tensors
-    config.target_modules = sorted(targets)  # by present names too
-    return {ROOT + present[name]: tensor for name, tensor in tensors.items()}
+    """Return tensors by the model's own names; the configuration then lists its layers by them.
 
-
-def _tower_names(tensors: Tensors, adapted: Any, config: Any, heads: list[str]) -> Tensors:
-    """Return tensors named as in the PeftModel, where only one of both has a head on the tower."""
-    model = adapted.get_base_model()
-    names = {name.replace(".default", "") for name in adapted.state_dict()}
+    Modules may have been renamed since, as a ViT's, and only one of both may have a head.
+    """
+    peft, paths = peft_package(), dict(model.named_modules())
     if isinstance(model, CLIPVisionModel):  # of a CLIPModel's adapter the vision tower
         tensors = {name: t for name, t in tensors.items() if not NOT_VISION.match(name)}
-    if not any("vision_model." in name for name in names):
-        # the prefix of a CLIP vision tower in a CLIPModel, and before transformers 5
-        tensors = {name.replace("vision_model.", "", 1): t for name, t in tensors.items()}
-    if getattr(config, "alpha_pattern", None):
+    kind = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
+    layer_of = partial(re.sub, rf"\.({kind}|base_layer\b|token_adapter\b).*|\.(weight|bias)$", "")
+    names = {name: name.removeprefix(ROOT) for name in tensors if name.startswith(ROOT)}
+    in_tower = [name for name in names if not any(head in name for head in heads)]
+    changes = [c for c in get_model_conversion_mapping(model) if isinstance(c, WeightRenaming)]
+    tower = f"{getattr(model, 'base_model_prefix', '')}."
+    # the last is the prefix of a CLIP vision tower in a CLIPModel, and before transformers 5
+    unknown = {n: own for n, own in names.items() if layer_of(own) not in paths}
+    renamed = names | {n: rename_source_key(own, changes, [])[0] for n, own in unknown.items()}
+    for old, new in (("", ""), ("", tower), (tower, ""), ("vision_model.", "")):
+        present = {n: new + own.removeprefix(old) for n, own in renamed.items()}
+        layers = {n: layer_of(own) for n, own in present.items()}
+        if all(layers[name] in paths for name in in_tower):
+            break
+    else:
+        return tensors  # peft may know how to convert them, as those of experts that are packed now
+    if present == names:
         return tensors
-    tower = f"{ROOT}{getattr(model, 'base_model_prefix', '')}."
-    for old, new in ((ROOT, tower), (tower, ROOT)):
-        moved = {name.replace(old, new, 1): tensor for name, tensor in tensors.items()}
-        fits = all(name in names or any(head in name for head in heads) for name in moved)
-        if fits and not tensors.keys() & names:
-            tensors = moved
-    return tensors
+    in_packed = getattr(config, "target_parameters", None) or ()
+    packed = tuple(f".{name.rpartition('.')[0]}" for name in in_packed)
+    adapted = {n for n in in_tower if f".{kind}" in n and not f".{layers[n]}".endswith(packed)}
+    config.target_modules = sorted({layers[name] for name in adapted})
+    config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
+    for key in ("rank_pattern", "alpha_pattern"):  # regular expressions of names
+        if patterns := getattr(config, key, None):
+            before = {layers[n]: layer_of(names[n]) for n in adapted}
+            keys = {n: peft.utils.other.get_pattern_key(patterns, old) for n, old in before.items()}
+            setattr(config, key, {n: patterns[old] for n, old in keys.items() if old in patterns})
+    return {ROOT + present[name] if name in names else name: t for name, t in tensors.items()}
 
 
 def _require_mergeable(config: Any, source: str | Path) -> None:
@@ -205,8 +209,7 @@ def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | No
     dense.config = config  # peft may have changed tie_word_embeddings
     parameters = dict(dense.named_parameters(remove_duplicate=False))
     for names in ties:
-        plain = [PEFT_NAMES.sub("", name) for name in names]
-        present = [name for name in plain if name in parameters]
+        present = [n for name in names if (n := PEFT_NAMES.sub("", name)) in parameters]
         if len(present) > 1:
             _tie_or_untie(dense, present, source)
     return dense
@@ -257,7 +260,7 @@ def without_adapters(model: Any, precision: torch.dtype | None = None) -> Any:
         model = merged_adapter(copied(model), name, precision)
     for key, value in model.state_dict().items():
         if "base_layer." in key:
-            way_out = "give a PeftModel, or load a base again that peft has wrapped"
+            way_out = "give a PeftModel, or merge_and_unload() it; load a wrapped base again"
             raise BadFile(name, "holds an adapter's layers, but is no PeftModel", way_out)
         if not isinstance(value, Tensor) and not key.endswith("_extra_state"):
             problem = f"{key} is no tensor, as in quantised models"
@@ -288,7 +291,8 @@ def copied(model: nn.Module) -> Any:
 
 def is_peft(model: object) -> bool:
     """Return whether a model is a PeftModel, without importing peft."""
-    return isinstance(model, nn.Module) and type(model).__module__.startswith("peft.")
+    kind = type(model)  # a LoraModel or PeftMixedModel is none
+    return kind.__module__.startswith("peft.") and hasattr(kind, "get_base_model")
 
 
 def peft_package() -> Any:

@@ -142,6 +142,7 @@ def infer_plan(model: nn.Module) -> BlockPlan:
 TOWER, TEXT = "vision_model.encoder.layers", Stack("text", "text_model.encoder.layers")
 CLIP = BlockPlan(Stack("vision", TOWER, mask="", token_rule=class_token_last), TEXT)
 SIGLIP = BlockPlan(Stack("vision", TOWER, mask=""), TEXT)
+SIGLIP2 = Stack("vision", TOWER, mask="pixel_attention_mask")  # pictures of many shapes are padded
 
 
 def t5(prefix: str = "", biases: bool = True) -> BlockPlan:
@@ -159,10 +160,8 @@ def bart(prefix: str = "model.", norm: bool = False) -> BlockPlan:
     """Return the plan of a BART-like model. norm: a norm follows the encoder's last block."""
     encoder, decoder = f"{prefix}encoder", f"{prefix}decoder"
     norm_path, feeds = f"{encoder}.layer_norm" if norm else "", "encoder_hidden_states"
-    return BlockPlan(
-        Stack("encoder", f"{encoder}.layers", encoder, norm_path, feeds=feeds),
-        Stack("decoder", f"{decoder}.layers", decoder),
-    )
+    first = Stack("encoder", f"{encoder}.layers", encoder, norm_path, feeds=feeds)
+    return BlockPlan(first, Stack("decoder", f"{decoder}.layers", decoder))
 
 
 def class_token(blocks: str) -> BlockPlan:
@@ -193,9 +192,11 @@ KNOWN = {
     **{f"{name}Model": bart("", norm=True) for name in NORMED},
     **{f"{name}ForConditionalGeneration": bart(norm=True) for name in NORMED},
     "SiglipModel": SIGLIP,
+    "Siglip2Model": BlockPlan(SIGLIP2, TEXT),
+    "Siglip2ForImageClassification": BlockPlan(SIGLIP2),
+    "Siglip2VisionModel": BlockPlan(replace(SIGLIP2, blocks="encoder.layers")),
     **dict.fromkeys(("ViTModel", "DeiTModel"), class_token("layers")),
-    "ViTForImageClassification": class_token("vit.layers"),
-    "DeiTForImageClassification": class_token("deit.layers"),
+    **{f"{n}ForImageClassification": class_token(f"{n.lower()}.layers") for n in ("ViT", "DeiT")},
     "Dinov2Model": class_token("encoder.layer"),  # not its classifier, which reads patches
     "Dinov2WithRegistersModel": class_token("encoder.layer"),
     "DINOv3ViTModel": class_token("model.layer"),

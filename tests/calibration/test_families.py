@@ -9,7 +9,7 @@ import transformers as tf
 from families import FAMILIES, KINDS, Family, experiment, family, text, tokens, without_float32
 from test_mixtures import KINDS as MIXTURE_KINDS
 from test_mixtures import mixture
-from tiny import PAPER, TEXT, difference, same_bits
+from tiny import PAPER, SIZES, TEXT, difference, images, same_bits
 
 from featcal import calibrate
 from featcal.calibration.calibrate import check
@@ -43,9 +43,8 @@ def test_calibrated_model_equals_the_plain_version_of_its_family(name, monkeypat
         ids, mask = tokens(seed, length=4, shortest=2)
         given["batches"][task] = [{"input_ids": ids, "attention_mask": mask}]
     without_float32(monkeypatch, given["base"])
-    expected = plain.calibrate(
-        **given, settings=settings, paths=family.stacks.values(), offset=family.offset
-    )
+    own = {"paths": family.stacks.values(), "offset": family.offset}
+    expected = plain.calibrate(**given, settings=settings, **own)
     assert difference(given["merged"], expected) > 1e-3
     assert difference(calibrate(**given, settings=settings).model, expected) < 1e-9
 
@@ -120,18 +119,30 @@ WRITERS = {
 def test_residual_target_changes_only_linears_that_write_into_the_stream(family):
     given = experiment(FAMILIES[family])
     path = next(iter(FAMILIES[family].stacks.values()))
-    paper, residual = (
-        calibrate(**given, settings=PAPER.but(residual=beta)).model.get_submodule(f"{path}.0")
-        for beta in (0.0, 1.0)
-    )
+    models = (calibrate(**given, settings=PAPER.but(residual=beta)).model for beta in (0.0, 1.0))
+    paper, residual = (model.get_submodule(f"{path}.0") for model in models)
     pairs = zip(paper.named_parameters(), residual.parameters(), strict=True)
     changed = {name.rpartition(".")[0] for (name, p), q in pairs if not torch.equal(p, q)}
     assert changed == set(WRITERS[family])
 
 
-def test_a_model_whose_outputs_are_normed_before_the_addition_is_refused():
+PARALLEL = family("FalconModel", SIZES | {"vocab_size": 97}, "h")
+
+
+@pytest.mark.parametrize("family", [FAMILIES["gemma2"], PARALLEL], ids=["normed", "summed"])
+def test_a_model_whose_outputs_are_changed_before_the_addition_is_refused(family):
     with pytest.raises(BadSetting, match=r"calibrate\.residual"):
-        calibrate(**experiment(FAMILIES["gemma2"]), settings=PAPER.but(residual=1.0))
+        calibrate(**experiment(family), settings=PAPER.but(residual=1.0))
+
+
+def test_patches_that_pad_a_small_picture_do_not_count():
+    config = tf.Siglip2VisionConfig(**SIZES, intermediate_size=64, patch_size=8, num_patches=4)
+    given = experiment(Family(lambda: tf.Siglip2VisionModel(config), images, {}), experts=("a",))
+    shapes, x = torch.tensor([[2, 2], [1, 2], [3, 1]]), torch.randn(3, 4, 192).double()
+    mask = (torch.arange(4) < shapes.prod(1, keepdim=True)).long()
+    batch = {"pixel_attention_mask": mask, "spatial_shapes": shapes}
+    own = [{"a": [batch | {"pixel_values": pixels}]} for pixels in (x, x * mask[..., None])]
+    assert same_bits(*(calibrate(**given | {"batches": b}, settings=PAPER).model for b in own))
 
 
 LINEARS = PAPER.but(norm=False)

@@ -103,11 +103,9 @@ def test_expert_with_a_larger_vocabulary_is_calibrated(given):
 def test_a_peft_model_in_memory_and_its_folder_are_the_expert_they_compute(given, tmp_path):
     peft = pytest.importorskip("peft")
     base = given["base"]
-    sizes = {"r": 2, "target_modules": ["query", "value"], "init_lora_weights": False}
-    adapted, plain = (
-        peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(**sizes, bias="all"))
-        for _ in range(2)
-    )
+    how = {"r": 2, "target_modules": ["query", "value"], "init_lora_weights": False, "bias": "all"}
+    pairs = ((copy.deepcopy(base), peft.LoraConfig(**how)) for _ in range(2))
+    adapted, plain = (peft.get_peft_model(*pair) for pair in pairs)
     peft.set_peft_model_state_dict(plain, peft.get_peft_model_state_dict(adapted))
     adapted.save_pretrained(tmp_path / "adapter")
     whole, forms = plain.merge_and_unload(), (adapted, tmp_path / "adapter")

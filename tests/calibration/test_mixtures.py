@@ -57,10 +57,9 @@ def routed(model, batches, number):
     with experts.register_forward_pre_hook(lambda _, args: seen.append(args[:2])), torch.no_grad():
         for batch in batches:
             model(**batch)
-    return [
-        (x, (chosen == number).any(1) & batch["attention_mask"].flatten().bool())
-        for (x, chosen), batch in zip(seen, batches, strict=True)
-    ]
+    masks = (batch["attention_mask"].flatten().bool() for batch in batches)
+    pairs = zip(seen, masks, strict=True)
+    return [(x, (chosen == number).any(1) & mask) for (x, chosen), mask in pairs]
 
 
 def test_an_experts_linears_solve_the_ridge_of_its_tokens(given):

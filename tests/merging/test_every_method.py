@@ -34,9 +34,8 @@ def test_folders_are_merged_as_modules_in_any_order_to_the_same_bytes(method, fo
     (base, folders), clip = folders, checkpoints.clip()
     modules = {"dtd": checkpoints.vision(2), "mnist": checkpoints.vision(1)}
     lines, more = list[str](), FEW.get(method, {})
-    merged = tiny.merged_with_record(
-        method, clip, modules, progress=lines.append, **needed(method), **more
-    )
+    how = {"progress": lines.append, **needed(method), **more}
+    merged = tiny.merged_with_record(method, clip, modules, **how)
     outs = [tmp_path / "one", tmp_path / "two"]
     elsewhere = torch.device("meta"), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)
     for out, experts in zip(outs, (folders, dict(reversed(folders.items()))), strict=True):

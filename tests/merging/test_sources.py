@@ -142,6 +142,22 @@ def test_a_prefix_of_older_transformers_and_a_head_that_the_base_lacks_are_read(
     assert caplog.messages[0].endswith("head is not merged (base_model.model.classifier.weight)")
 
 
+BY_NAME = [  # layers chosen by whole names, of the tower or of the whole model
+    {"target_modules": "all-linear", "use_dora": True},
+    {"target_modules": r"(model\.)?layers\.\d\.self_attn\.q_proj", "alpha_pattern": {"0.+": 9}},
+    {"rank_pattern": {r"^(model\.)?layers.0.+": 3}, "exclude_modules": r"(model\.)?layers\.1.*"},
+]
+
+
+@pytest.mark.parametrize("how", BY_NAME)
+def test_an_adapter_fits_a_model_with_and_without_its_head(tmp_path, how):
+    whole, plain = llama(97, 0), {"target_modules": ["q_proj"], "bias": "all"}
+    for trained, base in ((whole, whole.model), (whole.model, whole)):
+        expert = adapted(trained, tmp_path, **plain | how).merge_and_unload()
+        models = merge("average", base, [tmp_path]), expert
+        assert tiny.difference(*(getattr(model, "model", model) for model in models)) < 1e-6
+
+
 def tied_llama(seed=0):
     config = families.tf.LlamaConfig(**families.GROUPED | {"tie_word_embeddings": True})
     return tiny.make(lambda: families.tf.LlamaForCausalLM(config), seed, torch.float32)
@@ -229,7 +245,8 @@ def test_models_in_memory_are_merged_as_what_they_wrap():
     base.add_adapter(peft.LoraConfig(**LORA))
     (off := adapted(other)).base_model.disable_adapter_layers()
     both = [peft.get_peft_model(other, peft.LoraConfig(**LORA)) for _ in range(2)]
-    cases = ([base], "holds an adapter"), ([off], "switched off"), (both, "a base of its own")
+    cases = [([model], "holds an adapter") for model in (base, adapted(other).base_model)]
+    cases += [([off], "switched off"), (both, "a base of its own")]
     for experts, said in (*cases, ([checkpoints.vision().to("meta")], "on meta")):
         with pytest.raises(FeatCalError, match=said):
             merge("average", checkpoints.vision(), experts)

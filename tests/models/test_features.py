@@ -5,6 +5,7 @@ import torch
 from families import FAMILIES
 from families import experiment as texts
 from tiny import clip, images
+from transformers import Wav2Vec2Config, Wav2Vec2Model
 
 from featcal.errors import BadSetting
 from featcal.models.batch import padding_mask, rows_before_head
@@ -58,6 +59,23 @@ def test_a_mask_of_pairs_leaves_out_tokens_that_none_sees():
     pairs, hidden = torch.ones(1, 1, 3, 3).index_fill(3, torch.tensor(2), 0), torch.zeros(1, 3, 4)
     for mask in (pairs.long(), pairs > 0, (pairs - 1) * 1e9):  # floats are added to scores
         assert padding_mask({"attention_mask": mask}, hidden).tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize(("more", "end"), [({}, 0), ({"bbox": 0, "pixel_values": 0}, 1)])
+def test_a_shorter_mask_is_followed_by_padding_or_by_the_patches_of_a_page(more, end):
+    mask, hidden = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.zeros(2, 4, 8)
+    found = padding_mask({"attention_mask": mask} | more, hidden)
+    assert found.tolist() == [[1, 1, 1, end], [1, 0, 0, end]]
+
+
+def test_the_mask_of_a_sound_counts_its_frames():
+    model = Wav2Vec2Model(
+        Wav2Vec2Config(num_hidden_layers=1, hidden_size=32, num_attention_heads=2)
+    )
+    frames = [model.feature_extractor(torch.zeros(1, n)).shape[2] for n in (4000, 1700)]
+    mask = (torch.arange(4000) < torch.tensor([[4000], [1700]])).long()
+    found = padding_mask({"attention_mask": mask}, torch.zeros(2, frames[0], 8), model=model)
+    assert found.sum(1).tolist() == frames and frames[0] > frames[1]
 
 
 def test_heads_that_do_not_fit_are_refused():

@@ -62,10 +62,8 @@ def test_adapters_are_trained_on_what_auto_keeps_and_chosen_on_what_it_holds_out
         kl = []
         for task, pair in cell.pairs.items():
             features = adapters.apply(task, pair.merged) if adapters else pair.merged
-            log_p, log_q = (
-                log_softmax(normalize(f[held_out[task]]) @ cell.heads[task].T, dim=1)
-                for f in (features, pair.expert)
-            )
+            rows = (normalize(f[held_out[task]]) for f in (features, pair.expert))
+            log_p, log_q = (log_softmax(f @ cell.heads[task].T, dim=1) for f in rows)
             kl.append(kl_div(log_p, log_q, reduction="batchmean", log_target=True))
         assert divergence[name] == pytest.approx(float(torch.stack(kl).mean()), rel=1e-4), name
     name = min(divergence, key=divergence.get)

@@ -7,11 +7,8 @@ import pytest
 from reproduction.language.answers import passes
 from reproduction.mini.language.domains import test_items as drawn_items
 
-DRAWN = [
-    item
-    for key in ("humaneval_plus", "mbpp_plus")
-    for item in drawn_items(key, "validation", 60, 0)
-]
+SETS = (drawn_items(key, "validation", 60, 0) for key in ("humaneval_plus", "mbpp_plus"))
+DRAWN = [item for items in SETS for item in items]
 
 
 def executed(source: str, tests) -> bool:

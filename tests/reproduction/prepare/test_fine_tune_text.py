@@ -16,10 +16,8 @@ from reproduction.prepare.suite import FineTuneText, Lora
 from reproduction.prepare.texts import IGNORED, example_batch, tokenized_example
 
 SHORT = FineTuneText(steps=30, lr=5e-3, batch=8, warm_up=3)
-TAUGHT = [
-    Sample(f"row {i}", f"is {word}?", answer)
-    for i, (word, answer) in enumerate([("a cat", "yes"), ("a red", "no")] * 8)
-]
+PAIRS = enumerate([("a cat", "yes"), ("a red", "no")] * 8)
+TAUGHT = [Sample(f"row {i}", f"is {word}?", answer) for i, (word, answer) in PAIRS]
 
 
 def loss(model, path):

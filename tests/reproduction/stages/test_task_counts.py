@@ -14,9 +14,8 @@ from reproduction.studies.task_counts import TaskCountsStudy
 
 TASKS = ("a", "b", "c", "d", "e", "f", "g", "h")
 FEATCAL = Calibration(ridge=1e-6, anchor_blend=2.0, interpolation=0.9)
-COMPARISON = Comparison(
-    setting="suite", featcal=FEATCAL, surgery=Surgery(), prob_surgery=ProbSurgery()
-)
+ADAPTERS = {"surgery": Surgery(), "prob_surgery": ProbSurgery()}
+COMPARISON = Comparison(setting="suite", featcal=FEATCAL, **ADAPTERS)
 GIVEN = {"role": "clip_b32", "pool": 8, "upstreams": ("average",), "samples": 4, "seed": 42}
 STUDY = TaskCountsStudy(comparison=COMPARISON, counts=(2, 4, 8), shuffles=3, **GIVEN)
 

@@ -205,11 +205,8 @@ def study(results):
     shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "task_arithmetic"}
     shared |= {"method": "featcal", "setting": "", "metric": "accuracy", "seed": 42, "count": 400}
     names = ("choice", "variant", "interpolation", "anchor_blend", "ridge", "value")
-    rows = [
-        shared | dict(zip(names, model, strict=True)) | {"task": task, "divergence": 0.25}
-        for model in models
-        for task in TASKS
-    ]
+    named = (shared | dict(zip(names, model, strict=True)) for model in models)
+    rows = [row | {"task": task, "divergence": 0.25} for row in named for task in TASKS]
     write_answers(folder / "extrapolation.csv", rows, EXTRAPOLATION)
     settings = {"orders": list(ORDERS), "interpolations": [0.3, 1.0], "blends": list(BLENDS)}
     write_json(folder / "extrapolation.settings.json", {"study": settings, "stream_blend": 8.0})
