@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import CLIPModel
 
-from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, list_of
+from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, list_of, one_line
 from featcal.models import load, streamed
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyTensor, is_adapter
@@ -27,10 +26,9 @@ Tensors = Mapping[str, LazyTensor]  # a model as merging reads it, sorted by nam
 
 # Tables with one row per token: models with other vocabularies differ here in shape, and a row's
 # direction says nothing about features.
-TABLES = ("shared", "embed_tokens", "token_embedding", "wte", "word_embeddings", "lm_head")
-TABLES += ("embed_in", "embed_out", "tok_embeddings", "word_embedding", "backbone.embeddings")
-TABLES += ("model.embeddings", "tokens_embed", "lm_head.decoder")  # Nemotron, GPT, XLM-RoBERTa
-VOCABULARY = (*(f"*{name}.weight" for name in TABLES), "*lm_head.bias")
+TABLES = "shared embed_tokens token_embedding wte word_embeddings lm_head embed_in".split()
+TABLES += "embed_out tok_embeddings word_embedding .embeddings tokens_embed lm_head.decoder".split()
+VOCABULARY = (*(f"*{name}.weight" for name in TABLES), "embeddings.weight", "*lm_head.bias")
 LISTED = 4  # rows that a message names
 
 
@@ -179,8 +177,7 @@ def align(
             shape, expert_shape = base[name].shape, expert[expert_name].shape
             # a table has one row per token: by its name, or a head's by its number of rows
             alike = len(shape) == len(expert_shape) > 0 and shape[1:] == expert_shape[1:]
-            of_head = alike and shape[0] in sizes and "embed" not in name and "prediction" in name
-            if alike and (is_vocabulary(name) or of_head):
+            if alike and (is_vocabulary(name) or (shape[0] in sizes and is_outside(name, tower))):
                 vocabulary, expert_vocabulary = tokens.get("", {}), tokens.get(task, {})
                 matched = match_rows(shape[0], expert_shape[0], vocabulary, expert_vocabulary)
                 if shape != expert_shape or not torch.equal(matched, torch.arange(shape[0])):
@@ -265,19 +262,18 @@ def vocabularies(
         return {}
     from featcal.data.texts import VOCABULARIES
 
-    tokens, contents, folders = dict[str, dict[str, int]](), set(), dict[str, str | Path]()
-    for name, folder in {"": base, **experts}.items():
-        if isinstance(folder, nn.Module):
-            continue
+    tokens, contents = dict[str, dict[str, int]](), dict[str, tuple[bytes, ...]]()
+    models = {name: m for name, m in {"": base, **experts}.items() if not isinstance(m, nn.Module)}
+    for name, folder in models.items():
         files = [Path(folder) / file for file in (*VOCABULARIES, "added_tokens.json")]
-        if content := tuple(file.read_bytes() for file in files if file.is_file()):
-            contents.add(content)
-            folders[name] = folder
-    if len(contents) < 2:
+        contents[name] = tuple(file.read_bytes() for file in files if file.is_file())
+    for name in filter(contents.get, contents if len({*contents.values()} - {()}) > 1 else ()):
+        try:
+            tokens[name] = load.load_tokenizer(models[name]).get_vocab()
+        except FeatCalError as error:
+            progress(f"{name or 'base'}: rows are not matched by token ({one_line(error)})")
+    if not tokens:
         return {}
-    for name, folder in folders.items():
-        with suppress(FeatCalError):  # of a tokenizer that cannot be read
-            tokens[name] = load.load_tokenizer(folder).get_vocab()
     base_rows = tokens.setdefault("", {})
     used, spare = set(base_rows.values()), dict[int, dict[str, str]]()  # by row: task by token
     for task in experts:
@@ -304,9 +300,8 @@ def match_rows(
 ) -> Tensor:
     """Return the expert's row for each of the base, (size,), by token or index; -1 for none."""
     rows = torch.arange(size)
-    rows[rows >= expert_size] = -1
     for token, row in vocabulary.items() if expert_vocabulary else ():
         if row < size:
-            expert_row = expert_vocabulary.get(token, expert_size)
-            rows[row] = expert_row if expert_row < expert_size else -1
+            rows[row] = expert_vocabulary.get(token, expert_size)
+    rows[rows >= expert_size] = -1
     return rows
