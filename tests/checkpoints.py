@@ -1,6 +1,7 @@
 """Small CLIP models, processors, tokenizers and folders, in the layouts found on the hub."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,12 @@ def with_tensors(
     kept = {name: tensor for name, tensor in state.items() if tensor is not None}
     save_file(kept, folder / file, metadata={"format": "pt"})
     return folder
+
+
+def renamed(folder: Path, name: Callable[[str], str]) -> None:
+    """Renames every tensor of a folder by a function."""
+    state = {name(old): tensor for old, tensor in tensors(folder).items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (40, 32), seed: int = 0) -> Image.Image:

@@ -171,6 +171,11 @@ def align(
         expert_tower, same = tower_prefix(classes[task], expert), classes[task] is base_class
         expert_names = match_names(base, expert, tower, expert_tower, same)
         if expert_names is None:
+            this, that = base_class.__name__, classes[task].__name__
+            small = this if len(base) < len(expert) else that
+            way_out = f"save all as {small}, if it loads with no missing weights but a head's"
+            if not same and {base_class, classes[task]} != {*load.CLIP_CLASSES}:
+                raise TensorsDiffer("the class", "base", this, f"expert {task!r}", that, way_out)
             continue
         rows, shared = {}, dict(expert_names)
         for name, expert_name in expert_names.items():
@@ -211,14 +216,10 @@ def match_names(
     """Return base name -> expert name, or None if a tower (prefix) has tensors the other lacks."""
     expert_names = {re.sub(f"^{re.escape(expert_tower)}", tower, name): name for name in expert}
     shared = {name: expert_names[name] for name in expert_names if name in base}
-
-    def any_inside(names: set[str], prefix: str) -> bool:
-        return any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n in names)
-
     missing, surplus = set(base).difference(shared), set(expert).difference(shared.values())
-    if any_inside(missing, tower) or any_inside(surplus, expert_tower):
-        return None
-    return shared or None
+    lacking = [*((n, tower) for n in missing), *((n, expert_tower) for n in surplus)]
+    inside = any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n, prefix in lacking)
+    return None if inside else shared or None
 
 
 def is_outside(name: str, tower: str) -> bool:
@@ -235,8 +236,10 @@ def class_of(model: Any) -> type:
 
 def tower_prefix(kind: type, tensors: Tensors) -> str:
     """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
-    prefix = f"{getattr(kind, 'base_model_prefix', '')}."
-    return prefix if prefix != "." and any(n.startswith(prefix) for n in tensors) else ""
+    first = {name.partition(".")[0] for name in tensors}
+    # classifiers on one tower of a CLIP or SigLIP do not have the prefix of their class
+    names = (getattr(kind, "base_model_prefix", ""), *[load.VISION] * ("text_model" not in first))
+    return next((f"{name}." for name in names if name in first), "")
 
 
 def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:
