@@ -77,10 +77,8 @@ def vision_folder(folder: Path, seed: int = 0) -> Path:
 def legacy_folder(folder: Path, seed: int = 0) -> Path:
     """A CLIPVisionModel as before transformers 5: names prefixed, the position counter stored."""
     module = vision(seed)
-    folder.mkdir(parents=True)
-    state = {f"vision_model.{n}": tensor.contiguous() for n, tensor in module.state_dict().items()}
-    state["vision_model.embeddings.position_ids"] = torch.arange(17)[None]
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    renamed(save_model(module, folder), "vision_model.{}".format)
+    with_tensors(folder, {"vision_model.embeddings.position_ids": torch.arange(17)[None]})
     own = {"architectures": ["CLIPVisionModel"], "transformers_version": "4.37.2"}
     (folder / "config.json").write_text(json.dumps(module.config.to_diff_dict() | own))
     return folder
