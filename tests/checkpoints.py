@@ -99,7 +99,6 @@ def with_tensors(
 
 
 def renamed(folder: Path, name: Callable[[str], str]) -> None:
-    """Renames every tensor of a folder by a function."""
     state = {name(old): tensor for old, tensor in tensors(folder).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 

@@ -139,11 +139,10 @@ def untied_names(base: Source, experts: Sequence[Tensors]) -> dict[str, str]:
     untied = {}
     for names in base.ties:
         in_base = [name for name in names if name in base.tensors]
-        if len(names) == 2 and len(in_base) == 1:  # tie_word_embeddings unties only table and head
+        if len(names) == 2 and len(in_base) == 1:  # tie_word_embeddings unties only such pairs
             (other,) = set(names) - set(in_base)
-            if any(other in expert for expert in experts):
-                untied[other] = in_base[0]
-    return untied
+            untied[other] = in_base[0]
+    return untied if any(other in expert for other in untied for expert in experts) else {}
 
 
 def align(

@@ -175,6 +175,7 @@ def masks(part):
 
 
 MORE = {"bert.embeddings.position_ids": torch.arange(512)[None], "bert.pooler.dense.bias": ONES}
+MORE |= {"cls.seq_relationship.bias": ONES[:2], "cls.predictions.decoder.weight": OTHER}
 CAUSAL = {f"h.{i}.attn.bias": torch.ones(1, 1, 8, 8).tril() for i in range(2)}
 # what a file on the hub holds, made of what transformers writes today
 FORMS = {
@@ -183,7 +184,7 @@ FORMS = {
         for n, t in s.items()
     },
     "whole": lambda s: {f"bert.{n}": t for n, t in s.items()} | {"cls.predictions.bias": ONES},
-    "masked": lambda s: s | MORE | {"cls.seq_relationship.bias": ONES[:2]},
+    "masked": lambda s: s | MORE,  # with a head that is not tied
     "gpt2": lambda s: {n.removeprefix("transformer."): t for n, t in s.items()} | CAUSAL,
     "gpt_neo": lambda s: s | masks("attn.attention"),
     "gptj": lambda s: s | masks("attn"),
