@@ -1,6 +1,7 @@
 """Small CLIP models, processors, tokenizers and folders, in the layouts found on the hub."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -76,10 +77,8 @@ def vision_folder(folder: Path, seed: int = 0) -> Path:
 def legacy_folder(folder: Path, seed: int = 0) -> Path:
     """A CLIPVisionModel as before transformers 5: names prefixed, the position counter stored."""
     module = vision(seed)
-    folder.mkdir(parents=True)
-    state = {f"vision_model.{n}": tensor.contiguous() for n, tensor in module.state_dict().items()}
-    state["vision_model.embeddings.position_ids"] = torch.arange(17)[None]
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    renamed(save_model(module, folder), "vision_model.{}".format)
+    with_tensors(folder, {"vision_model.embeddings.position_ids": torch.arange(17)[None]})
     own = {"architectures": ["CLIPVisionModel"], "transformers_version": "4.37.2"}
     (folder / "config.json").write_text(json.dumps(module.config.to_diff_dict() | own))
     return folder
@@ -97,6 +96,11 @@ def with_tensors(
     kept = {name: tensor for name, tensor in state.items() if tensor is not None}
     save_file(kept, folder / file, metadata={"format": "pt"})
     return folder
+
+
+def renamed(folder: Path, name: Callable[[str], str]) -> None:
+    state = {name(old): tensor for old, tensor in tensors(folder).items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (40, 32), seed: int = 0) -> Image.Image:

@@ -73,9 +73,8 @@ def open_models(
     dtype: torch.dtype | None = None,
 ) -> Models:
     """Open models and check that they match; folders are streamed, or the merged one `whole`."""
-    cpu_float32 = torch.empty(0, dtype=torch.float32)
     parameters = merged.parameters() if isinstance(merged, nn.Module) else iter(())
-    first = next(parameters, cpu_float32)
+    first = next(parameters, torch.empty(0, dtype=torch.float32))
     target, dtype = load.torch_device(device or first.device), dtype or first.dtype
     expected = "must be a floating-point type, such as torch.float32"
     require(dtype in FLOATS, "calibrate.dtype", str(dtype), expected)
@@ -100,13 +99,10 @@ def open_models(
 
     def opened(model: Model) -> ModelHandle:
         """Return the base or an expert; only its tower if its head differs from the student's."""
-        if isinstance(model, nn.Module):
-            plain = without_adapters(model)
-            tower = getattr(plain, "base_model", plain)
-            return InMemoryModel(tower if type(tower) is kind else plain)
-        model_kind = load.model_class(model)
-        as_tower = model_kind is not kind and load.same_tower(model_kind, kind)
-        return streamed(model, kind if as_tower else None)
+        if not isinstance(model, nn.Module):
+            return streamed(model, kind)
+        plain = without_adapters(model)
+        return InMemoryModel(next((m for m in plain.children() if type(m) is kind), plain))
 
     others = [opened(model) for model in (base, *experts.values())]
     roles = {"merged": merged, "base": base} | {f"expert {t!r}": e for t, e in experts.items()}
@@ -125,8 +121,7 @@ def open_models(
         if complete and handle.ignored:
             LOG.warning(f"{name}: {loaded.__name__} has no {list_of(handle.ignored)}: not used")
     used = Calibration() if settings == "auto" else settings
-    checked = plan.stacks if used.norm else ()
-    for stack in checked:
+    for stack in plan.stacks if used.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
             norms = map(block.get_submodule, solved_modules(block)[1])
             if other := next((norm for norm in norms if not is_solvable_norm(norm)), None):

@@ -146,7 +146,9 @@ class Form:
             model_type = read_json(Path(like) / "config.json").get("model_type")  # not before 2020
             kind: Any = AutoConfig if model_type else class_of(like).config_class
             config = kind.from_pretrained(like, local_files_only=True)
-        tensors = iter(stored.to_files(tensors)) if stored else tensors
+        if stored:  # a table that the base stores as its head gets its own name
+            stored.forms |= {n: n for other, n in self.untied.items() if stored.forms[n] == other}
+            tensors = iter(stored.to_files(tensors))
         first = next(tensors)  # checks run here, before a folder is made
         with load.shard_writer(out, needed=size) as writer:
             config = untied_config(config) if self.untied else config

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import CLIPModel
 
-from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, list_of
+from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, list_of, one_line
 from featcal.models import load, streamed
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyTensor, is_adapter
@@ -27,10 +26,9 @@ Tensors = Mapping[str, LazyTensor]  # a model as merging reads it, sorted by nam
 
 # Tables with one row per token: models with other vocabularies differ here in shape, and a row's
 # direction says nothing about features.
-TABLES = ("shared", "embed_tokens", "token_embedding", "wte", "word_embeddings", "lm_head")
-TABLES += ("embed_in", "embed_out", "tok_embeddings", "word_embedding", "backbone.embeddings")
-TABLES += ("model.embeddings", "tokens_embed", "lm_head.decoder")  # Nemotron, GPT, XLM-RoBERTa
-VOCABULARY = (*(f"*{name}.weight" for name in TABLES), "*lm_head.bias")
+TABLES = "shared embed_tokens token_embedding wte word_embeddings lm_head embed_in".split()
+TABLES += "embed_out tok_embeddings word_embedding .embeddings tokens_embed lm_head.decoder".split()
+VOCABULARY = (*(f"*{name}.weight" for name in TABLES), "embeddings.weight", "*lm_head.bias")
 LISTED = 4  # rows that a message names
 
 
@@ -141,11 +139,10 @@ def untied_names(base: Source, experts: Sequence[Tensors]) -> dict[str, str]:
     untied = {}
     for names in base.ties:
         in_base = [name for name in names if name in base.tensors]
-        if len(names) == 2 and len(in_base) == 1:  # tie_word_embeddings unties only table and head
+        if len(names) == 2 and len(in_base) == 1:  # tie_word_embeddings unties only such pairs
             (other,) = set(names) - set(in_base)
-            if any(other in expert for expert in experts):
-                untied[other] = in_base[0]
-    return untied
+            untied[other] = in_base[0]
+    return untied if any(other in expert for other in untied for expert in experts) else {}
 
 
 def align(
@@ -173,14 +170,18 @@ def align(
         expert_tower, same = tower_prefix(classes[task], expert), classes[task] is base_class
         expert_names = match_names(base, expert, tower, expert_tower, same)
         if expert_names is None:
+            this, that = base_class.__name__, classes[task].__name__
+            small = this if len(base) < len(expert) else that
+            way_out = f"save all as {small}, if it loads with no missing weights but a head's"
+            if not same and {base_class, classes[task]} != {*load.CLIP_CLASSES}:
+                raise TensorsDiffer("the class", "base", this, f"expert {task!r}", that, way_out)
             continue
         rows, shared = {}, dict(expert_names)
         for name, expert_name in expert_names.items():
             shape, expert_shape = base[name].shape, expert[expert_name].shape
             # a table has one row per token: by its name, or a head's by its number of rows
             alike = len(shape) == len(expert_shape) > 0 and shape[1:] == expert_shape[1:]
-            of_head = alike and shape[0] in sizes and "embed" not in name and "prediction" in name
-            if alike and (is_vocabulary(name) or of_head):
+            if alike and (is_vocabulary(name) or (shape[0] in sizes and is_outside(name, tower))):
                 vocabulary, expert_vocabulary = tokens.get("", {}), tokens.get(task, {})
                 matched = match_rows(shape[0], expert_shape[0], vocabulary, expert_vocabulary)
                 if shape != expert_shape or not torch.equal(matched, torch.arange(shape[0])):
@@ -214,14 +215,10 @@ def match_names(
     """Return base name -> expert name, or None if a tower (prefix) has tensors the other lacks."""
     expert_names = {re.sub(f"^{re.escape(expert_tower)}", tower, name): name for name in expert}
     shared = {name: expert_names[name] for name in expert_names if name in base}
-
-    def any_inside(names: set[str], prefix: str) -> bool:
-        return any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n in names)
-
     missing, surplus = set(base).difference(shared), set(expert).difference(shared.values())
-    if any_inside(missing, tower) or any_inside(surplus, expert_tower):
-        return None
-    return shared or None
+    lacking = [*((n, tower) for n in missing), *((n, expert_tower) for n in surplus)]
+    inside = any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n, prefix in lacking)
+    return None if inside else shared or None
 
 
 def is_outside(name: str, tower: str) -> bool:
@@ -238,8 +235,10 @@ def class_of(model: Any) -> type:
 
 def tower_prefix(kind: type, tensors: Tensors) -> str:
     """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
-    prefix = f"{getattr(kind, 'base_model_prefix', '')}."
-    return prefix if prefix != "." and any(n.startswith(prefix) for n in tensors) else ""
+    first = {name.partition(".")[0] for name in tensors}
+    # classifiers on one tower of a CLIP or SigLIP do not have the prefix of their class
+    names = (getattr(kind, "base_model_prefix", ""), *[load.VISION] * ("text_model" not in first))
+    return next((f"{name}." for name in names if name in first), "")
 
 
 def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:
@@ -265,19 +264,18 @@ def vocabularies(
         return {}
     from featcal.data.texts import VOCABULARIES
 
-    tokens, contents, folders = dict[str, dict[str, int]](), set(), dict[str, str | Path]()
-    for name, folder in {"": base, **experts}.items():
-        if isinstance(folder, nn.Module):
-            continue
+    tokens, contents = dict[str, dict[str, int]](), dict[str, tuple[bytes, ...]]()
+    models = {name: m for name, m in {"": base, **experts}.items() if not isinstance(m, nn.Module)}
+    for name, folder in models.items():
         files = [Path(folder) / file for file in (*VOCABULARIES, "added_tokens.json")]
-        if content := tuple(file.read_bytes() for file in files if file.is_file()):
-            contents.add(content)
-            folders[name] = folder
-    if len(contents) < 2:
+        contents[name] = tuple(file.read_bytes() for file in files if file.is_file())
+    for name in filter(contents.get, contents if len({*contents.values()} - {()}) > 1 else ()):
+        try:
+            tokens[name] = load.load_tokenizer(models[name]).get_vocab()
+        except FeatCalError as error:
+            progress(f"{name or 'base'}: rows are not matched by token ({one_line(error)})")
+    if not tokens:
         return {}
-    for name, folder in folders.items():
-        with suppress(FeatCalError):  # of a tokenizer that cannot be read
-            tokens[name] = load.load_tokenizer(folder).get_vocab()
     base_rows = tokens.setdefault("", {})
     used, spare = set(base_rows.values()), dict[int, dict[str, str]]()  # by row: task by token
     for task in experts:
@@ -304,9 +302,8 @@ def match_rows(
 ) -> Tensor:
     """Return the expert's row for each of the base, (size,), by token or index; -1 for none."""
     rows = torch.arange(size)
-    rows[rows >= expert_size] = -1
     for token, row in vocabulary.items() if expert_vocabulary else ():
         if row < size:
-            expert_row = expert_vocabulary.get(token, expert_size)
-            rows[row] = expert_row if expert_row < expert_size else -1
+            rows[row] = expert_vocabulary.get(token, expert_size)
+    rows[rows >= expert_size] = -1
     return rows

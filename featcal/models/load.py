@@ -244,9 +244,10 @@ def other_class(folder: str | Path, architectures: object, expected: str) -> Bad
 
 
 def same_tower(kind: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool:
-    """Return whether two classes differ only in the head on their tower."""
+    """Return whether two classes differ only in the head on their tower, or `other` is a tower."""
     same_prefix = kind.base_model_prefix == other.base_model_prefix != ""
-    return same_prefix and kind.config_class is other.config_class
+    is_part = kind.__module__ == other.__module__ and other.__name__.endswith("VisionModel")
+    return is_part or (same_prefix and kind.config_class is other.config_class)
 
 
 def require_replaceable(folder: Path, kind: str = "") -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, shorten
+from featcal.models import load
 from featcal.models.blocks import replaced_forwards
 from featcal.models.checkpoint import check_tensor
 from featcal.models.modules import unpacked
@@ -27,7 +28,7 @@ from featcal.models.stored import ModelFolder, skeleton
 Override = Callable[[str], Tensor | None]  # by name a tensor to load instead of the stored one
 # keys that change no feature: training, labels and heads, special tokens, and what shapes show
 HARMLESS = re.compile(
-    r"_.*|.*(drop|initiali[sz]er|init_|jitter|_loss|loss_|label|classifier|summary_).*"
+    r"_.*|.*(drop|initiali[sz]er|init_|jitter|_loss|loss_|label|classifier(?!_pooling)|summary_).*"
     r"|.*(_token_ids?|_token_index|_cache|vocab_size|_range|_std|_flash_attn)"
     r"|max_position_embeddings|n_positions|image_size|projection_dim|encoder_stride|layerscale_value"
     r"|tie_word_embeddings|pretraining_tp|gradient_checkpointing|output_.*|mask_.*|use_mask_token"
@@ -77,7 +78,7 @@ class StreamedModel(ModelFolder):
         like: type[PreTrainedModel] | None = None,  # to load a tower into, its head may be missing
     ):
         super().__init__(folder, skeleton(folder, dtype, device, like))
-        self.require_complete(heads=like is not None)
+        self.require_complete(heads=type(self.module) is not load.model_class(folder))
         self.folder, self.device = self.files.folder, torch.device(device)
         self._override = override
         self._names = {names[0]: names for names in self.ties}
@@ -312,7 +313,7 @@ def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str
     """Yield the keys and values that a model's blocks compute with, those of towers by path."""
     known = type(config)().to_dict().keys() - PretrainedConfig().to_dict().keys()
     for key, value in config.to_dict().items():
-        tower = getattr(config, key, None)
+        tower = vars(config).get(key)
         if isinstance(tower, PretrainedConfig):
             yield from _computing(tower, f"{prefix}{key}.")
         elif key in known and HARMLESS.fullmatch(key) is None:
@@ -320,6 +321,9 @@ def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str
                 for name, parameter in value.items():
                     if name != "type":  # the old name of rope_type in rope_parameters
                         yield f"{prefix}{key}.{name}", parameter
+                    if parameter in ("dynamic", "longrope"):  # scale by it
+                        length = "max_position_embeddings"
+                        yield f"{prefix}{length}", vars(config).get(length)
             else:
                 value = list(value) if isinstance(value, tuple) else value
                 yield prefix + key, SAME.get(value, value) if isinstance(value, str) else value

@@ -6,8 +6,8 @@ import weakref
 import pytest
 import torch
 import transformers as tf
-from families import FAMILIES, text
-from tiny import PAPER, TEXT, averaged, difference, make, same_bits, shifted
+from families import WIDE, text
+from tiny import PAPER, TEXT, averaged, difference, images, make, same_bits, shifted
 
 from featcal import calibrate, compare, merge
 from featcal.calibration.choose import divergences
@@ -83,13 +83,29 @@ def test_merged_classifier_keeps_the_head_of_the_base(given):
     assert not same_bits(result, ours)
 
 
-def test_models_of_another_tower_are_refused(given):
-    with pytest.raises(FeatCalError):
-        merge("average", given["base"], {"a": make(FAMILIES["roberta"].build, 0, torch.float32)})
-    config = tf.BertConfig(**TEXT | {"intermediate_size": 48})
-    narrow = dict.fromkeys("ab", make(lambda: tf.BertModel(config), 0, torch.float32))
-    with pytest.raises(FeatCalError, match="48"):
-        calibrate(given["base"], **given | {"experts": narrow})
+def test_classifiers_on_a_siglips_tower_are_merged_below_their_heads_and_calibrated(tmp_path):
+    kind, experts, said = tf.SiglipForImageClassification, {}, []
+    for task, labels in (("a", "xy"), ("b", "uvw")):
+        config = tf.SiglipConfig(vision_config=WIDE, id2label=dict(enumerate(labels)))
+        experts[task] = make(lambda c=config: kind(c), len(labels), torch.float32)
+    a, b = towers = [expert.vision_model for expert in experts.values()]
+    merged = merge("average", b, experts)
+    assert same_bits(merged, averaged(towers))
+    headed = merge("average", experts["b"], {"a": experts["a"]}, progress=said.append)
+    assert same_bits(headed.vision_model, a) and same_bits(
+        headed.classifier, experts["b"].classifier
+    )
+    assert said == ["a: its own head is not merged (classifier.bias, classifier.weight)"]
+    batches = {task: images(seed, dtype=torch.float32) for seed, task in enumerate("ab")}
+    given = {"merged": merged, "base": b, "batches": batches, "settings": PAPER}
+    expected = calibrate(**given, experts=dict(zip("ab", towers, strict=True))).model
+    folders = {task: save_model(expert, tmp_path / task) for task, expert in experts.items()}
+    for own in (experts, folders):
+        assert same_bits(calibrate(**given, experts=own).model, expected)
+    with pytest.raises(
+        FeatCalError, match=f"SiglipModel in base, but .*\n.*all as {kind.__name__},"
+    ):
+        merge("average", tf.SiglipModel(tf.SiglipConfig(vision_config=WIDE)), experts)
 
 
 def test_expert_with_a_larger_vocabulary_is_calibrated(given):

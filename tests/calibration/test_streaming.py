@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import checkpoints
 import families
 import pytest
 import tiny
@@ -56,10 +57,7 @@ def in_shards(model, folder):
 
 def with_published_names(model, folder):
     """As the hub's towers of CLIP have them."""
-    save_model(model, folder)
-    tensors = load_file(folder / "model.safetensors")
-    old = {f"vision_model.{name}": tensor for name, tensor in tensors.items()}
-    save_file(old, folder / "model.safetensors", metadata={"format": "pt"})
+    checkpoints.renamed(save_model(model, folder), "vision_model.{}".format)
 
 
 @pytest.mark.parametrize("save", [in_shards, with_published_names])

@@ -126,11 +126,6 @@ def test_steps_lower_the_entropy_of_one_batch_and_the_record_shows_it(build):
     assert set(done.record["coefficients"]["mnist"]) == set(base.state_dict())
 
 
-def test_an_encoder_that_does_not_pool_is_refused():
-    with pytest.raises(BadSetting, match="ViTModel.*pooled features"):
-        adamerging(*models(lambda: vit(pools=False)), steps=1)
-
-
 def test_tasks_answered_at_the_same_time_give_the_same_bits():
     base, experts = models()
     experts["gtsrb"] = tiny.shifted(base, 12, 0.05)  # an odd number: the last one answers alone

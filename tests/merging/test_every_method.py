@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from folders import same
-from test_adamerging import head
+from test_adamerging import head, vit
 from test_merge import folders
 from transformers.modeling_utils import local_torch_dtype
 
@@ -89,6 +89,7 @@ def test_one_expert_is_that_expert(method):
         ("lot", {"base": "clip"}, "BadSetting", "must have texts too.*experts of CLIPVisionModel"),
         ("adamerging", {"head": "nowhere"}, "MissingPath", "nowhere"),
         ("adamerging", {"base": "llama"}, "BadSetting", "language head.*LlamaForCausalLM"),
+        ("adamerging", {"base": vit(pools=False)}, "BadSetting", "ViTModel.*pooled features"),
         ("task_arithmetic", {"scale": float("nan")}, "BadSetting", r"arithmetic\.scale"),
         ("ties", {"density": 1.5}, "BadSetting", r"merge\.ties\.density"),
         ("adamerging", {"clamp": 1}, "BadSetting", r"merge\.adamerging\.clamp"),

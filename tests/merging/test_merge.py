@@ -50,8 +50,7 @@ def test_a_missing_tensor_names_both_files_and_near_names(folders, tmp_path):
     said = r"mnist/model\.safetensors .*base.*fc1\.weight.*nearest"
     with pytest.raises(MissingTensor, match=said):
         merge("average", *folders, out=tmp_path / "out")
-    file = folders[1]["mnist"] / "model.safetensors"
-    save_file({f"_orig_mod.{n}": t for n, t in load_file(file).items()}, file)  # of torch.compile
+    checkpoints.renamed(folders[1]["mnist"], "_orig_mod.{}".format)  # of torch.compile
     with pytest.raises(BadFile, match=r"mnist/model\.safetensors: _orig_mod.*in a wrapper"):
         merge("average", *folders, out=tmp_path / "out")
     shutil.copytree(folders[1]["dtd"], folders[1]["mnist"], dirs_exist_ok=True)
@@ -105,10 +104,6 @@ def test_values_that_no_model_can_use_are_not_written(tmp_path, method, settings
     assert not (tmp_path / "out").exists()
 
 
-def vision(seed):
-    return checkpoints.vision(seed).double()
-
-
 def flat(module):
     state = sorted(module.state_dict().items())
     return np.concatenate([t.double().numpy().ravel() for _, t in state])
@@ -140,8 +135,8 @@ def test_where_experts_cancel_exactly_the_sign_of_the_majority_decides(majority)
 @pytest.mark.parametrize("combine", ["sum", "mean"])
 @pytest.mark.parametrize("density", [0.2, 0.7, 1.0])
 def test_a_model_equals_the_method_on_flattened_vectors(density, combine):
-    base, experts = vision(0).train(), [vision(1), vision(2), vision(3)]
-    merged = merge("ties", base, experts, density=density, scale=0.4, combine=combine)
+    base, *experts = (checkpoints.vision(seed).double() for seed in range(4))
+    merged = merge("ties", base.train(), experts, density=density, scale=0.4, combine=combine)
     expected = by_flattening(base, experts, density, 0.4, combine)
     np.testing.assert_allclose(flat(merged), expected, rtol=0, atol=1e-12)
     assert not merged.training

@@ -6,6 +6,7 @@ import checkpoints
 import pytest
 import torch
 import transformers as tf
+from checkpoints import renamed
 from families import FAMILIES, GPT2, GROUPED, text
 from folders import batch_for, folder_of, outputs, same, whole
 from safetensors.torch import load_file, save_file
@@ -21,13 +22,6 @@ from featcal.models.streamed import StreamedModel
 ONES, OTHER = torch.ones(32), torch.linspace(-1, 1, 97 * 32).reshape(97, 32)
 HEAD, SHARED = "lm_head.weight", "shared.weight"
 NEAREST = r"m: no tensor named 'layers\.1\.mlp\.fc2\.weight'; nearest names: (\S+, ){2}\S+"
-
-
-def renamed(folder, name):
-    """Rename every tensor of a folder by the function `name`."""
-    file = folder / "model.safetensors"
-    state = {name(old): tensor.clone() for old, tensor in load_file(file).items()}
-    save_file(state, file, metadata={"format": "pt"})
 
 
 def links(folder):
@@ -181,6 +175,7 @@ def masks(part):
 
 
 MORE = {"bert.embeddings.position_ids": torch.arange(512)[None], "bert.pooler.dense.bias": ONES}
+MORE |= {"cls.seq_relationship.bias": ONES[:2], "cls.predictions.decoder.weight": OTHER}
 CAUSAL = {f"h.{i}.attn.bias": torch.ones(1, 1, 8, 8).tril() for i in range(2)}
 # what a file on the hub holds, made of what transformers writes today
 FORMS = {
@@ -189,7 +184,7 @@ FORMS = {
         for n, t in s.items()
     },
     "whole": lambda s: {f"bert.{n}": t for n, t in s.items()} | {"cls.predictions.bias": ONES},
-    "masked": lambda s: s | MORE | {"cls.seq_relationship.bias": ONES[:2]},
+    "masked": lambda s: s | MORE,  # with a head that is not tied
     "gpt2": lambda s: {n.removeprefix("transformer."): t for n, t in s.items()} | CAUSAL,
     "gpt_neo": lambda s: s | masks("attn.attention"),
     "gptj": lambda s: s | masks("attn"),

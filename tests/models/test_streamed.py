@@ -126,6 +126,9 @@ BASE = {
     "llama": lambda **more: tf.LlamaConfig(**families.GROUPED | more),
     "bert": lambda **more: tf.BertConfig(**tiny.TEXT | more),
     "gemma": lambda text={}: tf.Gemma3Config(text_config={"num_hidden_layers": 2} | text),
+    "gemma4": tf.Gemma4TextConfig,  # whose layers differ in size
+    "modernbert": tf.ModernBertConfig,
+    "scaled": lambda **more: tf.LlamaConfig(rope_scaling={"type": "dynamic", "factor": 2}, **more),
 }
 
 
@@ -140,6 +143,9 @@ BASE = {
         ("bert", {"is_decoder": True}, "is_decoder: True and False"),
         ("bert", {"layer_norm_eps": 1e-5}, "layer_norm_eps: 1e-05 and 1e-12"),
         ("gemma", {"text": {"sliding_window": 7}}, r"text_config\.sliding_window: 7 and 4096"),
+        ("gemma4", {"sliding_window": 7}, "sliding_window: 7 and 512"),
+        ("modernbert", {"classifier_pooling": "mean"}, "classifier_pooling: 'mean' and 'cls'"),
+        ("scaled", {"max_position_embeddings": 64}, "max_position_embeddings: 64 and 2048"),
     ],
 )
 def test_keys_that_change_features_are_listed_with_values_and_models(family, change, key):
