@@ -237,7 +237,8 @@ def tower_prefix(kind: type, tensors: Tensors) -> str:
     """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
     first = {name.partition(".")[0] for name in tensors}
     # classifiers on one tower of a CLIP or SigLIP do not have the prefix of their class
-    names = (getattr(kind, "base_model_prefix", ""), *[load.VISION] * ("text_model" not in first))
+    flat = all(n.startswith(f"{load.VISION}.") or n.count(".") < 2 for n in tensors)
+    names = (getattr(kind, "base_model_prefix", ""), *[load.VISION] * flat)
     return next((f"{name}." for name in names if name in first), "")
 
 
