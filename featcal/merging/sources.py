@@ -166,6 +166,7 @@ def align(
     tower, names = tower_prefix(base_class, base), set(base)
     sizes = {tensor.shape[0] for name, tensor in base.items() if is_vocabulary(name)}
     tokens = vocabularies(base_model, models, max(sizes, default=0), progress)
+    speaks = re.search(r"(LM(HeadModel)?|Generation|PreTraining)$", base_class.__name__)
     for task, expert in experts.items():
         expert_tower, same = tower_prefix(classes[task], expert), classes[task] is base_class
         expert_names = match_names(base, expert, tower, expert_tower, same)
@@ -179,9 +180,10 @@ def align(
         rows, shared = {}, dict(expert_names)
         for name, expert_name in expert_names.items():
             shape, expert_shape = base[name].shape, expert[expert_name].shape
-            # a table has one row per token: by its name, or a head's by its number of rows
             alike = len(shape) == len(expert_shape) > 0 and shape[1:] == expert_shape[1:]
-            if alike and (is_vocabulary(name) or (shape[0] in sizes and is_outside(name, tower))):
+            # one row per token: a table by its name, part of a language head by its size
+            in_head = speaks and alike and shape[0] in sizes and is_outside(name, tower)
+            if in_head or (alike and is_vocabulary(name)):
                 vocabulary, expert_vocabulary = tokens.get("", {}), tokens.get(task, {})
                 matched = match_rows(shape[0], expert_shape[0], vocabulary, expert_vocabulary)
                 if shape != expert_shape or not torch.equal(matched, torch.arange(shape[0])):
