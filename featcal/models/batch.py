@@ -160,9 +160,8 @@ def padding_mask(
         of_frames = getattr(model, "_get_feature_vector_attention_mask", None)  # of sounds
         if of_frames and model._get_feat_extract_output_lengths(torch.tensor(length)) == count:
             mask = of_frames(count, mask)
-    if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
-        return mask.to(hidden.device)
-    return None
+    fits = isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]
+    return mask.to(hidden.device) if fits else None
 
 
 def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:

@@ -54,7 +54,7 @@ def merged_tables(tmp_path, base, **experts):
     return zip(*(tables(f) for f in (start, *folders.values(), out)), strict=True), "\n".join(said)
 
 
-WORDS = [f"word{i}" for i in range(97)]
+WORDS, LABELLED = [f"word{i}" for i in range(97)], "BertForTokenClassification"
 
 
 def test_two_words_are_never_merged_in_one_row(tmp_path):
@@ -78,9 +78,7 @@ def test_a_word_that_all_experts_have_in_one_row_is_merged_there(tmp_path):
     assert "row 97 is <tool>, which the base's tokenizer lacks" in said
 
 
-@pytest.mark.parametrize(
-    "kind", ["BertForMaskedLM", "DistilBertForMaskedLM", "BertForTokenClassification"]
-)
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "DistilBertForMaskedLM", LABELLED])
 def test_inserted_and_removed_words_move_the_rows_below_also_of_a_head_and_its_bias(tmp_path, kind):
     """The oracle adds row by row, by the word that each model has there."""
     folders, lists = {}, {"base": WORDS, "a": [*WORDS[:40], "inserted", *WORDS[40:]]}
