@@ -140,8 +140,7 @@ def untied_names(base: Source, experts: Sequence[Tensors]) -> dict[str, str]:
     for names in base.ties:
         in_base = [name for name in names if name in base.tensors]
         if len(names) == 2 and len(in_base) == 1:  # tie_word_embeddings unties only such pairs
-            (other,) = set(names) - set(in_base)
-            untied[other] = in_base[0]
+            untied |= {other: in_base[0] for other in set(names) - set(in_base)}
     return untied if any(other in expert for other in untied for expert in experts) else {}
 
 
@@ -166,6 +165,7 @@ def align(
     tower, names = tower_prefix(base_class, base), set(base)
     sizes = {tensor.shape[0] for name, tensor in base.items() if is_vocabulary(name)}
     tokens = vocabularies(base_model, models, max(sizes, default=0), progress)
+    speaks = re.search(r"(LM(HeadModel)?|Generation|PreTraining)$", base_class.__name__)
     for task, expert in experts.items():
         expert_tower, same = tower_prefix(classes[task], expert), classes[task] is base_class
         expert_names = match_names(base, expert, tower, expert_tower, same)
@@ -179,27 +179,28 @@ def align(
         rows, shared = {}, dict(expert_names)
         for name, expert_name in expert_names.items():
             shape, expert_shape = base[name].shape, expert[expert_name].shape
-            # a table has one row per token: by its name, or a head's by its number of rows
             alike = len(shape) == len(expert_shape) > 0 and shape[1:] == expert_shape[1:]
-            if alike and (is_vocabulary(name) or (shape[0] in sizes and is_outside(name, tower))):
-                vocabulary, expert_vocabulary = tokens.get("", {}), tokens.get(task, {})
-                matched = match_rows(shape[0], expert_shape[0], vocabulary, expert_vocabulary)
-                if shape != expert_shape or not torch.equal(matched, torch.arange(shape[0])):
-                    rows[name] = matched
+            # one row per token: a table by its name, part of a language head by its size
+            in_head = speaks and alike and shape[0] in sizes and is_outside(name, tower)
+            if in_head or (alike and is_vocabulary(name)):
+                own = match_rows(
+                    shape[0], expert_shape[0], tokens.get("", {}), tokens.get(task, {})
+                )
+                if shape != expert_shape or not torch.equal(own, torch.arange(shape[0])):
+                    rows[name] = own
             elif shape != expert_shape and is_outside(name, tower):
                 del shared[name]
         if names == set(expert) and shared == {name: name for name in names} and not rows:
             continue
         unmerged |= names - set(shared)
         aligned[task] = {name: expert[in_expert] for name, in_expert in sorted(shared.items())}
-        for name, matched in rows.items():
-            aligned[task][name] = with_base_rows(base[name], expert[expert_names[name]], matched)
+        for name, own in rows.items():
+            aligned[task][name] = with_base_rows(base[name], expert[expert_names[name]], own)
         report_head(task, set(expert) - set(shared.values()), progress)
         if rows:
-            name, matched = next(iter(rows.items()))
-            count, matches = expert[expert_names[name]].shape[0], int((matched >= 0).sum())
-            share = f"{matches} of its {count} embedding rows"
-            progress(f"{task}: {share} match the base's {len(matched)}")
+            name, own = next(iter(rows.items()))
+            count, matches = expert[expert_names[name]].shape[0], int((own >= 0).sum())
+            progress(f"{task}: {matches} of its {count} embedding rows match the base's {len(own)}")
     return aligned, frozenset(unmerged)
 
 
@@ -237,7 +238,8 @@ def tower_prefix(kind: type, tensors: Tensors) -> str:
     """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
     first = {name.partition(".")[0] for name in tensors}
     # classifiers on one tower of a CLIP or SigLIP do not have the prefix of their class
-    names = (getattr(kind, "base_model_prefix", ""), *[load.VISION] * ("text_model" not in first))
+    flat = all(n.startswith(f"{load.VISION}.") or n.count(".") < 2 for n in tensors)
+    names = (getattr(kind, "base_model_prefix", ""), *[load.VISION] * flat)
     return next((f"{name}." for name in names if name in first), "")
 
 
@@ -256,7 +258,7 @@ def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTe
 def vocabularies(
     base: Model, experts: Mapping[str, Model], rows: int, progress: Callable[[str], None]
 ) -> dict[str, dict[str, int]]:
-    """Return token -> row of every model with its own tokenizer, the base's under ""; {} if alike.
+    """Return token -> row of every model with its own tokenizer, the base's under "".
 
     A row that the base's tokenizer lacks gets the experts' token if they agree.   rows: the base's.
     """
@@ -274,8 +276,6 @@ def vocabularies(
             tokens[name] = load.load_tokenizer(models[name]).get_vocab()
         except FeatCalError as error:
             progress(f"{name or 'base'}: rows are not matched by token ({one_line(error)})")
-    if not tokens:
-        return {}
     base_rows = tokens.setdefault("", {})
     used, spare = set(base_rows.values()), dict[int, dict[str, str]]()  # by row: task by token
     for task in experts:

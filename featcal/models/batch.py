@@ -26,6 +26,7 @@ Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
 
 PROVING = 2  # samples for checking a plan; the result does not depend on their number
 IGNORED = -100  # transformers' label of a token without a target
+WINDOWS = "attention_window", "block_size"  # to whole ones Longformer, BigBird and others pad texts
 # keys of config.json for what some models do to the logits of their language head
 AFTER_HEAD = "logits_scaling logit_scale lm_head_multiplier final_logit_softcapping".split()
 AFTER_HEAD += "logits_soft_cap output_logit_soft_cap".split()
@@ -136,7 +137,8 @@ def padding_mask(
     "labels" masks tokens without a label; a decoder's missing mask comes from its padding tokens.
     """
     mask, labels = batch.get(keyword), batch.get("labels")
-    pad = getattr(getattr(model, "config", None), "pad_token_id", None)
+    config = getattr(model, "config", None)
+    pad = getattr(config, "pad_token_id", None)
     pad = IGNORED if pad is None else pad
     if isinstance(mask, Tensor) and keyword == "labels":
         mask = mask != IGNORED
@@ -150,15 +152,16 @@ def padding_mask(
             mask = batch.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() == 4:  # of pairs; floats are added to scores
         mask = (mask == 0 if mask.is_floating_point() else mask != 0).flatten(1, 2).any(1)
-    shown = "pixel_values" in batch  # patches follow the text of a page; others have no such mask
-    if isinstance(mask, Tensor) and mask.dim() == 2 and (not shown or "bbox" in batch):
-        if (count := hidden.shape[1]) > mask.shape[1]:  # or up to a whole window, as Longformer's
-            mask = functional.pad(mask, (0, count - mask.shape[1]), value=int(shown))
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        count, length = hidden.shape[1], mask.shape[1]
+        page = "pixel_values" in batch and "bbox" in batch  # patches follow its text
+        if count > length and (page or any(hasattr(config, key) for key in WINDOWS)):
+            mask = functional.pad(mask, (0, count - length), value=int(page))
         of_frames = getattr(model, "_get_feature_vector_attention_mask", None)  # of sounds
-        mask = of_frames(count, mask) if of_frames else mask
-    if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
-        return mask.to(hidden.device)
-    return None
+        if of_frames and model._get_feat_extract_output_lengths(torch.tensor(length)) == count:
+            mask = of_frames(count, mask)
+    fits = isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]
+    return mask.to(hidden.device) if fits else None
 
 
 def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:

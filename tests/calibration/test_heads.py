@@ -8,6 +8,7 @@ import torch
 import transformers as tf
 from families import WIDE, text
 from tiny import PAPER, TEXT, averaged, difference, images, make, same_bits, shifted
+from torch import nn
 
 from featcal import calibrate, compare, merge
 from featcal.calibration.choose import divergences
@@ -92,9 +93,8 @@ def test_classifiers_on_a_siglips_tower_are_merged_below_their_heads_and_calibra
     merged = merge("average", b, experts)
     assert same_bits(merged, averaged(towers))
     headed = merge("average", experts["b"], {"a": experts["a"]}, progress=said.append)
-    assert same_bits(headed.vision_model, a) and same_bits(
-        headed.classifier, experts["b"].classifier
-    )
+    assert same_bits(headed.vision_model, a)
+    assert same_bits(headed.classifier, experts["b"].classifier)
     assert said == ["a: its own head is not merged (classifier.bias, classifier.weight)"]
     batches = {task: images(seed, dtype=torch.float32) for seed, task in enumerate("ab")}
     given = {"merged": merged, "base": b, "batches": batches, "settings": PAPER}
@@ -102,10 +102,13 @@ def test_classifiers_on_a_siglips_tower_are_merged_below_their_heads_and_calibra
     folders = {task: save_model(expert, tmp_path / task) for task, expert in experts.items()}
     for own in (experts, folders):
         assert same_bits(calibrate(**given, experts=own).model, expected)
-    with pytest.raises(
-        FeatCalError, match=f"SiglipModel in base, but .*\n.*all as {kind.__name__},"
-    ):
+    wrong = f"SiglipModel in base, but .*\n.*all as {kind.__name__},"
+    with pytest.raises(FeatCalError, match=wrong):
         merge("average", tf.SiglipModel(tf.SiglipConfig(vision_config=WIDE)), experts)
+    layers = ((nn.Linear(2, 2), nn.Linear(2, width)) for width in (2, 3))
+    pair = [nn.ModuleDict({"vision_model": a, "text": nn.Sequential(b)}) for a, b in layers]
+    with pytest.raises(FeatCalError, match=r"text\.0"):  # a BLIP's text decoder is no head
+        merge("average", pair[0], {"a": pair[1]})
 
 
 def test_expert_with_a_larger_vocabulary_is_calibrated(given):

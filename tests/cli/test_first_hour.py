@@ -37,9 +37,7 @@ def unseen(draw: Draw) -> dict:
     return draw_batches(skeleton("base"), [Path("base")], locations, draw)
 
 
-def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(
-    merged, capsys, monkeypatch
-):
+def test_fix_compares_before_and_after_on_samples_that_are_new(merged, capsys, monkeypatch):
     """The oracle is featcal.compare on the samples after the first eight of each task's twelve."""
     with monkeypatch.context() as patch:
         patch.setattr("featcal.cli.compare.add_to_card", Mock(side_effect=KeyboardInterrupt))
@@ -104,9 +102,7 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
         assert f"calibration {reason}" in capsys.readouterr().err
 
 
-def test_compare_knows_the_samples_of_merges_earlier_runs_and_other_names(
-    merged, capsys, monkeypatch
-):
+def test_compare_knows_samples_of_merges_earlier_runs_and_other_names(merged, capsys, monkeypatch):
     few = [*BY_NAME, "--samples", "5"]
     fuse = ["merge", "regmean", "--base", "base", *NAMED, *few, "--out", "fused"]
     with monkeypatch.context() as patch:

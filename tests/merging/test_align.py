@@ -54,7 +54,7 @@ def merged_tables(tmp_path, base, **experts):
     return zip(*(tables(f) for f in (start, *folders.values(), out)), strict=True), "\n".join(said)
 
 
-WORDS = [f"word{i}" for i in range(97)]
+WORDS, LABELLED = [f"word{i}" for i in range(97)], "BertForTokenClassification"
 
 
 def test_two_words_are_never_merged_in_one_row(tmp_path):
@@ -78,15 +78,15 @@ def test_a_word_that_all_experts_have_in_one_row_is_merged_there(tmp_path):
     assert "row 97 is <tool>, which the base's tokenizer lacks" in said
 
 
-@pytest.mark.parametrize("kind", ["Bert", "DistilBert"])
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "DistilBertForMaskedLM", LABELLED])
 def test_inserted_and_removed_words_move_the_rows_below_also_of_a_head_and_its_bias(tmp_path, kind):
     """The oracle adds row by row, by the word that each model has there."""
     folders, lists = {}, {"base": WORDS, "a": [*WORDS[:40], "inserted", *WORDS[40:]]}
-    lists["b"], masked = [*WORDS[:10], *WORDS[11:]], getattr(families.tf, f"{kind}ForMaskedLM")
+    lists["b"], build = [*WORDS[:10], *WORDS[11:]], getattr(families.tf, kind)
     for seed, (name, words) in enumerate(lists.items()):
         sizes = tiny.TEXT | {"vocab_size": len(words), "tie_word_embeddings": False}
-        config = masked.config_class(**sizes)
-        model = tiny.make(lambda c=config: masked(c), seed, torch.float32)
+        config = build.config_class(**sizes, num_labels=len(WORDS))
+        model = tiny.make(lambda c=config: build(c), seed, torch.float32)
         folders[name] = folder_with_words(tmp_path / name, words, seed, model=model)
     out = merge("average", folders["base"], {n: folders[n] for n in "ab"}, out=tmp_path / "out")
     states = {n: load_file(f / "model.safetensors") for n, f in (folders | {"out": out}).items()}
@@ -97,6 +97,9 @@ def test_inserted_and_removed_words_move_the_rows_below_also_of_a_head_and_its_b
             base = states["base"][table][row]
             own = [rows[words.index(word)] if word in words else base for rows, words in given]
             assert torch.equal(states["out"][table][row], ((own[0].double() + own[1]) / 2).float())
+    if (name := "classifier.weight") in states["out"]:  # with a row per label, as many as words
+        a, b = (states[n][name].double() for n in "ab")
+        assert torch.equal(states["out"][name], ((a + b) / 2).float())
 
 
 def test_without_a_tokenizer_of_the_base_rows_with_one_word_are_merged_and_few_are_listed(tmp_path):

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+import transformers as tf
 from families import FAMILIES
 from families import experiment as texts
 from tiny import clip, images
-from transformers import Wav2Vec2Config, Wav2Vec2Model
 
 from featcal.errors import BadSetting
 from featcal.models.batch import padding_mask, rows_before_head
@@ -61,21 +61,25 @@ def test_a_mask_of_pairs_leaves_out_tokens_that_none_sees():
         assert padding_mask({"attention_mask": mask}, hidden).tolist() == [[True, True, False]]
 
 
-@pytest.mark.parametrize(("more", "end"), [({}, 0), ({"bbox": 0, "pixel_values": 0}, 1)])
-def test_a_shorter_mask_is_followed_by_padding_or_by_the_patches_of_a_page(more, end):
+@pytest.mark.parametrize(("kind", "end"), [("LED", 0), ("LayoutLMv3", 1), ("VisualBert", None)])
+def test_a_shorter_mask_is_followed_by_padding_or_by_the_patches_of_a_page(kind, end):
     mask, hidden = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.zeros(2, 4, 8)
-    found = padding_mask({"attention_mask": mask} | more, hidden)
-    assert found.tolist() == [[1, 1, 1, end], [1, 0, 0, end]]
+    model, page = torch.nn.Module(), {"bbox": 0, "pixel_values": 0} if end else {}
+    model.config = getattr(tf, f"{kind}Config")()
+    found = padding_mask({"attention_mask": mask} | page, hidden, model=model)
+    expected = None if end is None else [[1, 1, 1, end], [1, 0, 0, end]]
+    assert (None if found is None else found.tolist()) == expected
 
 
-def test_the_mask_of_a_sound_counts_its_frames():
-    model = Wav2Vec2Model(
-        Wav2Vec2Config(num_hidden_layers=1, hidden_size=32, num_attention_heads=2)
-    )
+def test_the_mask_of_a_sound_counts_its_frames_but_not_those_of_an_adapter_or_a_text():
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2}
+    model = tf.Wav2Vec2Model(tf.Wav2Vec2Config(**sizes))
     frames = [model.feature_extractor(torch.zeros(1, n)).shape[2] for n in (4000, 1700)]
     mask = (torch.arange(4000) < torch.tensor([[4000], [1700]])).long()
     found = padding_mask({"attention_mask": mask}, torch.zeros(2, frames[0], 8), model=model)
     assert found.sum(1).tolist() == frames and frames[0] > frames[1]
+    model.config.add_adapter, text = True, {"attention_mask": mask[:, :9]}  # blocks come before it
+    assert padding_mask(text, torch.zeros(2, 9, 8), model=model) is text["attention_mask"]
 
 
 def test_heads_that_do_not_fit_are_refused():

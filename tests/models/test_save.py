@@ -351,9 +351,7 @@ def test_an_adapter_fits_a_tower_whether_it_is_of_that_alone_or_of_more(tmp_path
 
 
 @pytest.mark.parametrize("lacking", ["2_Dense", "3_Normalize"])
-def test_an_expert_that_lacks_a_module_of_the_base_is_refused_if_it_has_weights(
-    folders, lacking, capsys
-):
+def test_an_expert_that_lacks_a_module_with_weights_is_refused(folders, lacking, capsys):
     for name in ("base", "a"):
         sentence_folder(Path(name), {"pooling_mode": "mean"})
     listed = [part for part in SENTENCES["modules.json"] if part["path"] != lacking]

@@ -54,9 +54,7 @@ EDITS_OF_MODELS = [  # the edit, the stages that it makes stale, and a run that 
 
 
 @pytest.mark.parametrize(("name", "stages", "key", "samples"), EDITS_OF_MODELS)
-def test_an_edit_of_merged_models_changes_their_calibrations_alone(
-    tmp_path, name, stages, key, samples
-):
+def test_an_edit_of_merged_models_changes_only_calibrations(tmp_path, name, stages, key, samples):
     assert changed(name, tmp_path) == stages
     run = load_experiments(tmp_path / "params.yaml").calibrate[key]
     assert run.calibration and samples in (run.samples, None)

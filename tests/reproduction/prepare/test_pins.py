@@ -39,9 +39,7 @@ def pins(tmp_path):
 
 
 @BOTH
-def test_commit_and_check_sums_are_written_once_and_compared_ever_after(
-    served, pins, what, name, section
-):
+def test_commit_and_check_sums_are_written_once_then_compared(served, pins, what, name, section):
     (hub, client), on_hub = served, name if section == "models" else f"datasets/{name}"
     client.ask(what, name, pins)
     commit, content = hub.commit(on_hub), json.loads(pins.read_text())

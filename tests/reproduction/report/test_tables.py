@@ -140,9 +140,7 @@ def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
         ("corrupted", "scores/clip_b32-8/scores.csv", {"corruption": "clean", "method": "featcal"}),
     ],
 )
-def test_rows_that_were_picked_before_are_picked_anew_from_a_changed_file(
-    kind, file, columns, results
-):
+def test_rows_picked_before_are_picked_anew_from_a_changed_file(kind, file, columns, results):
     def selected():
         return select(Evidence("mini", "clip_b32", "8").table(kind), columns)
 
