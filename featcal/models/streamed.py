@@ -36,7 +36,8 @@ HARMLESS = re.compile(
     r"|reduction|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_channels"
     r"|num_(hidden_|decoder_)?layers|d_model|d_ff|n_embd|n_layer|ffn_dim"
 )
-DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys give them
+# where they are None, shapes and other keys give them, or a model has no such head
+DERIVED = ("head_dim", "n_inner", "classifier_pooling")
 SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}  # activations
 
 
@@ -312,6 +313,8 @@ def report_labels(
 def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the keys and values that a model's blocks compute with, those of towers by path."""
     known = type(config)().to_dict().keys() - PretrainedConfig().to_dict().keys()
+    if "Classification" not in str(config.architectures):
+        known -= {"classifier_pooling"}
     for key, value in config.to_dict().items():
         tower = vars(config).get(key)
         if isinstance(tower, PretrainedConfig):

@@ -1,6 +1,7 @@
 """Streamed models give the bits of whole ones and unload all they load; models that differ are refused."""
 
 import threading
+from functools import partial
 
 import checkpoints
 import families
@@ -127,7 +128,7 @@ BASE = {
     "bert": lambda **more: tf.BertConfig(**tiny.TEXT | more),
     "gemma": lambda text={}: tf.Gemma3Config(text_config={"num_hidden_layers": 2} | text),
     "gemma4": tf.Gemma4TextConfig,  # whose layers differ in size
-    "modernbert": tf.ModernBertConfig,
+    "modernbert": partial(tf.ModernBertConfig, architectures=["ModernBertForTokenClassification"]),
     "scaled": lambda **more: tf.LlamaConfig(rope_scaling={"type": "dynamic", "factor": 2}, **more),
 }
 
@@ -160,6 +161,8 @@ def test_harmless_keys_pass():
     change |= {"max_position_embeddings": 4096, "attention_dropout": 0.1, "hidden_act": "swish"}
     change |= {"initializer_range": 0.5, "of_another_tool": 3, "_name_or_path": "there"}
     of_streamed.require_same_configs({"one": BASE["llama"](), "two": BASE["llama"](**change)})
+    base = tf.ModernBertConfig(classifier_pooling="mean", architectures=["ModernBertForMaskedLM"])
+    of_streamed.require_same_configs({"base": base, "expert": BASE["modernbert"]()})
     windows = (tf.Qwen2Config(max_window_layers=n, sliding_window=n) for n in (21, 28))  # unused
     of_streamed.require_same_configs(dict(zip("ab", windows, strict=True)))
     ropes = ({"rope_scaling": {key: "linear", "factor": 2}} for key in ("type", "rope_type"))
