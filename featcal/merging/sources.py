@@ -46,6 +46,9 @@ class ModuleSource:
         state = load.untied(plain)
         if isinstance(like, ModelCheckpoint):
             state = like.from_module(state)
+        for names in tied_names(plain) if like else ():  # tied here, but not in the base
+            present = [state[name] for name in names if name in state]
+            state |= {n: x for n in names for x in present[:1] if like and n in like.tensors}
         adapted = next(module.parameters()).dtype if plain is not module else None
         self.tensors: dict[str, LazyTensor] = {}
         for name, tensor in sorted(state.items()):

@@ -257,6 +257,8 @@ def test_models_in_memory_are_merged_as_what_they_wrap():
         model.lm_head.weight.data = model.model.embed_tokens.weight.data
     merged = merge("average", base, experts)
     assert torch.equal(merged.lm_head.weight, merged.model.embed_tokens.weight)
+    untied = merge("average", llama(97, 0), [tied_llama()])
+    assert torch.equal(untied.lm_head.weight, tied_llama().lm_head.weight)
 
 
 def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):
