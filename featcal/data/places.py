@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,6 +54,8 @@ POINTER = b"version https://git-lfs.github.com/"  # begins a file whose content 
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
 _NUMBER = re.compile(r"\d{1,99}")  # of a class; Python reads at most 4300 digits
 _SPLIT = re.compile(r"\w[\w.-]*")
+# of a picture in seg_test/, train2017/ or trainA/
+_OF_SPLIT = rf"(?i)([^/]*[^a-z/])?({'|'.join(SPLIT_NAMES)})(a|b|set)?([^a-z/][^/]*)?/"
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})[.-]")
 _HIDDEN = re.compile(r"(^|/)(\.|__[^/]*/)")  # as `datasets` does
 
@@ -223,12 +226,16 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
 
 
 def holds_splits(folder: Path) -> bool:
-    """Return whether a folder, or one in it, has usual splits, or only pictures of unusual ones."""
+    """Return whether a folder has usual splits, or it or one in it has only pictures of splits."""
     folders = [*folder.glob("[!.]*/")]
-    others = [f for f in folders if not any(split in f.name.lower() for split in SPLIT_NAMES)]
-    alike = len(others) < len(folders) and not any(map(pictures_in, others))  # as train2017
-    usual = any((f / n).is_dir() for f in (folder, *folders) for n in SPLITS)
-    return alike or usual or any(split_files(folder, n) for n in SPLITS)
+    alike = bool(folders) and {path.name.lower() for path in folders} <= {*SPLIT_NAMES}
+    several = any(sum((inner / n).is_dir() for n in SPLITS) > 1 for inner in folders)
+    if alike or several or any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS):
+        return True
+    files = pictures_in(folder)
+    groups = groupby(files, lambda file: file.partition("/")[0])
+    sets = [files, *([file.partition("/")[2] for file in group] for _, group in groups)]
+    return any(own and all(re.match(_OF_SPLIT, file) for file in own) for own in sets)
 
 
 def pictures_in(folder: Path) -> list[str]:
@@ -371,5 +378,6 @@ def _require_split(split: str) -> None:
 
 def _no_split(folder: Path, split: str, layouts: str) -> MissingPath:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    another = f"or name another split, --split NAME (the folder has: {list_of(names)})"
-    return MissingPath(folder / split, f"the split {split!r}", f"put {layouts} there, {another}")
+    way_out = f"put {layouts} there, or name another folder, or another split, --split NAME"
+    way_out += f" (the folder has: {list_of(names)})"
+    return MissingPath(folder / split, f"the split {split!r}", way_out)
