@@ -54,7 +54,7 @@ def test_lines_of_a_text_file_are_samples_and_empty_lines_are_not(tmp_path):
         ({"input": "one", "target": "two"}, "one", "two", None),
         ({"messages": CHAT, "text": "not this"}, "", None, CHAT),
         ({"messages": None, "text": "one", "prompt": None}, "one", None, None),
-        ({"messages": CALLING, "tools": CALLS}, "", None, CALLING),
+        ({"messages": CALLING, "messages.1": "", "tools": CALLS}, "", None, CALLING),
     ],
 )
 def test_files_hold_texts_pairs_or_chats(tmp_path, caplog, row, text, target, messages):
