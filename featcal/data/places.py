@@ -304,12 +304,14 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
     try:
         with quiet_datasets(), TemporaryDirectory() as cache, warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header or names|.*have mixed types")
-            kind = builder
             if "data_files" in options:
-                options |= {"cache_dir": cache, "keep_in_memory": True}
-            else:  # a folder, of files that `datasets` has a builder for
-                kind = datasets.load_dataset_builder(builder, options["name"]).name
-            return datasets.load_dataset(builder, **options, **READING.get(kind, {}))
+                options |= {"cache_dir": cache, "keep_in_memory": True} | READING.get(builder, {})
+            else:  # a folder, whose card may say how its files are read
+                found = datasets.load_dataset_builder(builder, options["name"])
+                stated, default = vars(found.config), vars(type(found.config)())
+                ours = READING.get(found.name, {}).items()
+                options |= {k: value for k, value in ours if stated[k] == default[k]}
+            return datasets.load_dataset(builder, **options)
     except (*refused, ValueError, RuntimeError, FileNotFoundError) as error:
         if getattr(error.__cause__, "errno", None) == errno.ENOSPC:
             raise DiskFull(options.get("cache_dir", datasets.config.HF_DATASETS_CACHE)) from None
