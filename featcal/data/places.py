@@ -45,7 +45,6 @@ NO_ROWS = ("to no data", "at least one example", "No columns to parse", "BatchSi
 REASONS = dict.fromkeys(NO_ROWS, "it holds no sample") | {  # by part of what `datasets` says
     "Length of header": "a row is longer than the header; name all columns, quote texts with commas",
     "mixed types": "many rows of a column are numbers before its first text; write .jsonl instead",
-    "Invalid string class label": "labels in an archive of pictures; unpack it, give the folder",
 }
 LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
 LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
@@ -317,6 +316,8 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
             raise DiskFull(options.get("cache_dir", datasets.config.HF_DATASETS_CACHE)) from None
         reason = one_line(error.__cause__ or error).rstrip(".")
         reason = next((said for part, said in REASONS.items() if part in reason), reason)
+        unpack = "; if it is of pictures in an archive, unpack that and give the folder"
+        reason += unpack * ("class label" in reason)
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(origin, f"cannot be read ({reason})", way_out) from None
