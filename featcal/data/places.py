@@ -316,8 +316,7 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
             raise DiskFull(options.get("cache_dir", datasets.config.HF_DATASETS_CACHE)) from None
         reason = one_line(error.__cause__ or error).rstrip(".")
         reason = next((said for part, said in REASONS.items() if part in reason), reason)
-        unpack = "; if it is of pictures in an archive, unpack that and give the folder"
-        reason += unpack * ("class label" in reason)
+        reason += "; if it is of pictures in an archive, unpack that" * ("class label" in reason)
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(origin, f"cannot be read ({reason})", way_out) from None
@@ -381,6 +380,5 @@ def _require_split(split: str) -> None:
 
 def _no_split(folder: Path, split: str, layouts: str) -> MissingPath:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    way_out = f"put {layouts} there, or name another folder, or another split, --split NAME"
-    way_out += f" (the folder has: {list_of(names)})"
-    return MissingPath(folder / split, f"the split {split!r}", way_out)
+    another = f"or name another folder or split, --split NAME (the folder has: {list_of(names)})"
+    return MissingPath(folder / split, f"the split {split!r}", f"put {layouts} there, {another}")

@@ -84,19 +84,12 @@ def test_a_missing_split_is_reported_with_the_folders_content(tmp_path, read):
     parquet(tmp_path / "set", feature=PETS)
     (tmp_path / "set" / f"{'x' * 240}.bin").touch()
     folders = {"nowhere": "nothing", "own": "Val17", "one": "mnist", "two": "svhn", "set": "test"}
-    for name in ("own/Val17", "one/mnist/train", "two/svhn/test", "two/svhn/train", "two/svhn/x"):
-        (tmp_path / name).mkdir(parents=True)
-        checkpoints.picture().save(tmp_path / name / "a.png")
+    names = ("own/Val17", "one/mnist/train", "two/svhn/test", "two/svhn/train", "two/svhn/x")
+    checkpoints.pictures(tmp_path, 0, dict.fromkeys(names, 1))
     for name, content in folders.items():
         with pytest.raises(MissingPath, match=rf"train[\s\S]*the folder has: {content}") as error:
             read(Location(tmp_path / name), "train")
     assert "xx … xx" in str(error.value)
-
-
-def test_pictures_given_to_a_text_model_are_named_as_such(tmp_path):
-    (tmp_path / "train" / "cat").mkdir(parents=True)
-    with pytest.raises(BadData, match=r"pictures[\s\S]*reads texts[\s\S]*train\.parquet"):
-        load_text(Location(tmp_path), "train")
 
 
 @pytest.mark.parametrize("kind", ["model", "dataset"])
@@ -133,6 +126,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch):
             if pointer.endswith("png"):
                 load_images(tmp_path, "train", PLAIN)
             load_text(Location(tmp_path / pointer), "train")
+    with pytest.raises(BadData, match=r"pictures[\s\S]*reads texts[\s\S]*train\.parquet"):
+        load_text(Location(tmp_path), "train")
 
 
 @pytest.mark.parametrize("split", ["../train", "/train", "a/b", "..", "", "*"])
