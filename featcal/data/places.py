@@ -306,9 +306,9 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
             if "data_files" in options:
                 options |= {"cache_dir": cache, "keep_in_memory": True} | READING.get(builder, {})
             else:  # a folder, whose card may say how its files are read
-                found = datasets.load_dataset_builder(builder, options["name"])
-                stated, default = vars(found.config), vars(type(found.config)())
-                ours = READING.get(found.name, {}).items()
+                made = datasets.load_dataset_builder(builder, options["name"])
+                stated, default = vars(made.config), vars(type(made.config)())
+                ours = READING.get(made.name, {}).items()
                 options |= {k: value for k, value in ours if stated[k] == default[k]}
             return datasets.load_dataset(builder, **options)
     except (*refused, ValueError, RuntimeError, FileNotFoundError) as error:
