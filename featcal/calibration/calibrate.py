@@ -168,8 +168,12 @@ def calibrate(
             unseen = {t: p for t, p in unseen.items() if not (p.chosen & many[t].chosen).any()}
             handles = {choose.FINAL: calibrated_handle(models, student)}
             final = ranks.gathered(choose.divergences(models, handles, unseen, few, labels))
-            if final:
-                choice = choose.confirmed(choice, {t: before_kl[t] | final[t] for t in final})
+            if final:  # the merged model stays if the last calibration fails the same test
+                by_task = {task: before_kl[task] | final[task] for task in final}
+                last = choose.choose(by_task, {choose.FINAL: choice.settings})
+                shown = {name: d for name, d in last.divergence.items() if name == choose.FINAL}
+                kept = last if last.chosen == choose.MERGED else choice
+                choice = replace(kept, divergence={**choice.divergence, **shown})
         if choice and not choice.settings:
             student.blocks = []
             if isinstance(models.student, InMemoryModel):

@@ -15,7 +15,7 @@ one for every token.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any, Literal
 
@@ -244,13 +244,6 @@ def choose(
     if overflowed := [name for name in settings if name not in divergence]:
         sentence += f" Weights or answers were not finite with {', '.join(overflowed)}."
     return Choice(chosen, sentence, settings.get(chosen), divergence)
-
-
-def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
-    """Return the choice, or the merged model if the last calibration fails the same test."""
-    final = choose(by_task, {FINAL: choice.settings or Calibration()})
-    divergence = {**choice.divergence, **{n: d for n, d in final.divergence.items() if n == FINAL}}
-    return replace(final if final.chosen == MERGED else choice, divergence=divergence)
 
 
 @dataclass(frozen=True)

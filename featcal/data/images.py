@@ -6,6 +6,7 @@ Together the steps give the processor's own pixels, bit-identical.
 
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -35,7 +37,8 @@ Rows = Any  # pictures: an array, a memory map, or an object that decodes when i
 Backend = Literal["pil", "torchvision"]  # what resizes; published scores were measured with either
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 UNDECODABLE = (OSError, SyntaxError, ValueError, TypeError, struct.error, zlib.error)
-UNDECODABLE += (Image.DecompressionBombError,)
+UNDECODABLE += (Image.DecompressionBombError, BadZipFile, RuntimeError)  # of zip with a password
+MEMBER = re.compile("^zip://[^:]*::")  # of a.png in an archive: zip://a.png::train.zip
 
 
 @dataclass(frozen=True)
@@ -213,16 +216,16 @@ class EncodedRows:
             if encoded is None:
                 raise ValueError("there is none")
             if encoded["bytes"] is None and encoded["path"]:
-                *archive, file = encoded["path"].rsplit("::", 1)  # zip://a.png::train.zip
-                path, shown = os.path.normpath(self._root / file), encoded["path"][:40]
+                member = "".join(MEMBER.findall(encoded["path"]))
+                file, shown = encoded["path"].removeprefix(member), encoded["path"][:40]
+                path = os.path.normpath(self._root / file)
                 inside = any(map(Path(path).is_relative_to, (self._root, self._root.resolve())))
-                zipped = all(part.startswith("zip://") and part.count(":") == 1 for part in archive)
-                if "://" in file or not (inside and zipped):
+                if "://" in file or not inside:
                     raise ValueError(f"{shown!r} is outside of {self._root}")
                 if not os.path.isfile(path):
                     raise ValueError(f"it is the text {shown!r}, which is the path of no file")
-                encoded = {"bytes": None, "path": "::".join([*archive, places.content_path(path)])}
-                picture = f"{os.path.relpath(path, self._root)[-60:]} (row {row})"
+                encoded = {"bytes": None, "path": member + places.content_path(path)}
+                picture = f"{(member + os.path.relpath(path, self._root))[-60:]} (row {row})"
             image = datasets.Image().decode_example(encoded)
             most = image.getextrema()[1] if image.mode[0] in "IF" else 0
             if most > 255 or (image.mode == "F" and 0 < most <= 1):  # fractions would be black

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,7 +45,6 @@ NO_ROWS = ("to no data", "at least one example", "No columns to parse", "BatchSi
 REASONS = dict.fromkeys(NO_ROWS, "it holds no sample") | {  # by part of what `datasets` says
     "Length of header": "a row is longer than the header; name all columns, quote texts with commas",
     "mixed types": "many rows of a column are numbers before its first text; write .jsonl instead",
-    "Invalid string class label": "labels in an archive of pictures; unpack it, give the folder",
 }
 LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
 LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
@@ -53,6 +53,8 @@ POINTER = b"version https://git-lfs.github.com/"  # begins a file whose content 
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
 _NUMBER = re.compile(r"\d{1,99}")  # of a class; Python reads at most 4300 digits
 _SPLIT = re.compile(r"\w[\w.-]*")
+# of a picture in seg_test/, train2017/ or trainA/
+_OF_SPLIT = rf"(?i)([^/]*[^a-z/])?({'|'.join(SPLIT_NAMES)})(a|b|set)?([^a-z/][^/]*)?/"
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})[.-]")
 _HIDDEN = re.compile(r"(^|/)(\.|__[^/]*/)")  # as `datasets` does
 
@@ -223,12 +225,16 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
 
 
 def holds_splits(folder: Path) -> bool:
-    """Return whether a folder, or one in it, has usual splits, or only pictures of unusual ones."""
+    """Return whether a folder has usual splits, or it or one in it has only pictures of splits."""
     folders = [*folder.glob("[!.]*/")]
-    others = [f for f in folders if not any(split in f.name.lower() for split in SPLIT_NAMES)]
-    alike = len(others) < len(folders) and not any(map(pictures_in, others))  # as train2017
-    usual = any((f / n).is_dir() for f in (folder, *folders) for n in SPLITS)
-    return alike or usual or any(split_files(folder, n) for n in SPLITS)
+    alike = bool(folders) and {path.name.lower() for path in folders} <= {*SPLIT_NAMES}
+    several = any(sum((inner / n).is_dir() for n in SPLITS) > 1 for inner in folders)
+    if alike or several or any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS):
+        return True
+    files = pictures_in(folder)
+    groups = groupby(files, lambda file: file.partition("/")[0])
+    sets = [files, *([file.partition("/")[2] for file in group] for _, group in groups)]
+    return any(own and all(re.match(_OF_SPLIT, file) for file in own) for own in sets)
 
 
 def pictures_in(folder: Path) -> list[str]:
@@ -297,17 +303,20 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
     try:
         with quiet_datasets(), TemporaryDirectory() as cache, warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header or names|.*have mixed types")
-            kind = builder
             if "data_files" in options:
-                options |= {"cache_dir": cache, "keep_in_memory": True}
-            else:  # a folder, of files that `datasets` has a builder for
-                kind = datasets.load_dataset_builder(builder, options["name"]).name
-            return datasets.load_dataset(builder, **options, **READING.get(kind, {}))
+                options |= {"cache_dir": cache, "keep_in_memory": True} | READING.get(builder, {})
+            else:  # a folder, whose card may say how its files are read
+                made = datasets.load_dataset_builder(builder, options["name"])
+                stated, default = vars(made.config), vars(type(made.config)())
+                ours = READING.get(made.name, {}).items()
+                options |= {k: value for k, value in ours if stated[k] == default[k]}
+            return datasets.load_dataset(builder, **options)
     except (*refused, ValueError, RuntimeError, FileNotFoundError) as error:
         if getattr(error.__cause__, "errno", None) == errno.ENOSPC:
             raise DiskFull(options.get("cache_dir", datasets.config.HF_DATASETS_CACHE)) from None
         reason = one_line(error.__cause__ or error).rstrip(".")
         reason = next((said for part, said in REASONS.items() if part in reason), reason)
+        reason += "; if it is of pictures in an archive, unpack that" * ("class label" in reason)
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(origin, f"cannot be read ({reason})", way_out) from None
@@ -371,5 +380,5 @@ def _require_split(split: str) -> None:
 
 def _no_split(folder: Path, split: str, layouts: str) -> MissingPath:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    another = f"or name another split, --split NAME (the folder has: {list_of(names)})"
+    another = f"or name another folder or split, --split NAME (the folder has: {list_of(names)})"
     return MissingPath(folder / split, f"the split {split!r}", f"put {layouts} there, {another}")

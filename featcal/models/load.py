@@ -243,13 +243,6 @@ def other_class(folder: str | Path, architectures: object, expected: str) -> Bad
     return BadFile(Path(folder) / CONFIG, f"architectures is {architectures!r}", expected)
 
 
-def same_tower(kind: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool:
-    """Return whether two classes differ only in the head on their tower, or `other` is a tower."""
-    same_prefix = kind.base_model_prefix == other.base_model_prefix != ""
-    is_part = kind.__module__ == other.__module__ and other.__name__.endswith("VisionModel")
-    return is_part or (same_prefix and kind.config_class is other.config_class)
-
-
 def require_replaceable(folder: Path, kind: str = "") -> None:
     """Raise BadFile if a path is taken by anything but an empty folder or a folder of a model.
 

@@ -34,8 +34,11 @@ def skeleton(
 ) -> PreTrainedModel:
     """Build a folder's model in evaluation mode: parameters on meta, real buffers. Raises: BadFile."""
     kind: Any = load.model_class(folder)
-    if like is not None and load.same_tower(kind, like):
-        kind = like
+    if like is not None:  # only the head on the tower differs, or `like` is the tower
+        same = kind.base_model_prefix == like.base_model_prefix != ""
+        same = same and kind.config_class is like.config_class
+        is_part = kind.__module__ == like.__module__ and like.__name__.endswith("VisionModel")
+        kind = like if same or is_part else kind
     if kind is CLIPModel and not whole:
         kind = CLIPVisionModel
     try:

@@ -3,6 +3,7 @@
 import copy
 import json
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import families
 import numpy as np
@@ -217,10 +218,7 @@ def test_tasks_without_names_and_samples_without_tokens_or_halves_are_refused():
 
 
 def test_a_folder_appears_whole_or_the_older_one_stays(tmp_path, monkeypatch):
-    def fails(*_args, **_kwargs):
-        raise OSError("broken disk")
-
-    own = {"settings": PAPER}
+    own, fails = {"settings": PAPER}, Mock(side_effect=OSError("broken disk"))
     how = own | {"out": tmp_path / "out"}
     with monkeypatch.context() as patch, pytest.raises(OSError, match="broken disk"):
         patch.setattr(featcal.models.load, "write_config", fails)

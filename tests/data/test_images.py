@@ -180,11 +180,11 @@ def test_folders_of_pictures_have_one_numbering_for_all_splits(tmp_path, preproc
 
 
 def test_a_table_next_to_pictures_says_which_are_in_a_split(tmp_path, preprocess):
-    for seed, name in enumerate("ab"):
-        picture(seed=seed).save(tmp_path / f"{name}.png")
+    for seed, name in enumerate(("a.png", "A::b.png")):
+        picture(seed=seed).save(tmp_path / name)
     shutil.make_archive(tmp_path / "all", "zip", tmp_path, "a.png")
     (tmp_path / "link").symlink_to(tmp_path)
-    rows = f"b.png,dog\nzip://a.png::all.zip, cat\n{tmp_path}/b.png,cat\n"  # as of an archive
+    rows = f"A::b.png,dog\nzip://a.png::all.zip, cat\n{tmp_path}/A::b.png,cat\n"
     (tmp_path / "test.csv").write_text(f"image,label\n{rows}")
     images = load_images(tmp_path / "link", "test", preprocess)
     assert (images.classes, images.labels.tolist()) == (("cat", "dog"), [1, 0, 0])
@@ -211,6 +211,7 @@ def test_a_table_next_to_pictures_says_which_are_in_a_split(tmp_path, preprocess
         ({"image": [PNG, {"bytes": None, "path": "/etc/passwd"}]}, "row 1 .*'/etc/passwd' is out"),
         ({"image": [PNG, {"bytes": None, "path": "https://a.b/x"}]}, "row 1 .*'https:.* is out"),
         ({"image": [PNG, {"bytes": None, "path": "zip://a::b://c::d"}]}, "row 1 .*'zip:.* is out"),
+        ({"image": [PNG, {"bytes": None, "path": "zip://a::test.parquet"}]}, "zip://a.* not a zip"),
         ({"image": [[0, 9], [255, 0]]}, "column image holds no pictures .each is a flat list"),
         ({"image": [PNG, {"bytes": None, "path": "x.png"}]}, r"row 1 cannot be decoded .*x\.png"),
         ({"image": [PNG, None]}, "row 1 cannot be decoded"),

@@ -54,7 +54,7 @@ def test_shards_of_the_hubs_layout_are_read_in_order(tmp_path):
             open_table(Location(path), split)
 
 
-@pytest.mark.parametrize("layout", ["train/x", "train", ""])
+@pytest.mark.parametrize("layout", ["train/x", "train", "", "Valley"])
 def test_pictures_without_labels_are_read_in_order_of_their_paths(tmp_path, layout):
     names = ["b.png", "a.png", "B.PNG", "10.jpg", "9.jpg"]
     (tmp_path / layout / ".hidden").mkdir(parents=True)
@@ -63,7 +63,7 @@ def test_pictures_without_labels_are_read_in_order_of_their_paths(tmp_path, layo
     (tmp_path / layout / "loop").symlink_to(tmp_path / layout)
     rows = open_images(Location(tmp_path), "train", False)["image"]
     assert [os.path.basename(row["path"]) for row in rows] == sorted(names)
-    assert Location(tmp_path).has_splits == bool(layout)
+    assert Location(tmp_path).has_splits == layout.startswith("train")
     lines = jsonl(tmp_path / "lines.jsonl", [{"picture": f"{layout}/{name}"} for name in names])
     rows = open_images(Location(lines), "train", False, {"image": "picture"})["image"]
     assert [os.path.basename(row["path"]) for row in rows] == names
@@ -83,19 +83,13 @@ def test_nothing_is_left_in_the_data_folder_or_in_the_cache(tmp_path, monkeypatc
 def test_a_missing_split_is_reported_with_the_folders_content(tmp_path, read):
     parquet(tmp_path / "set", feature=PETS)
     (tmp_path / "set" / f"{'x' * 240}.bin").touch()
-    folders = {"nowhere": "nothing", "own": "Val17, notes", "several": "one", "set": r"test\.p"}
-    for folder in ("own/Val17", "own/notes", "several/one/train"):
-        (tmp_path / folder).mkdir(parents=True)
+    folders = {"nowhere": "nothing", "own": "Val17", "one": "mnist", "two": "svhn", "set": "test"}
+    names = ("own/Val17", "one/mnist/train", "two/svhn/test", "two/svhn/train", "two/svhn/x")
+    checkpoints.pictures(tmp_path, 0, dict.fromkeys(names, 1))
     for name, content in folders.items():
         with pytest.raises(MissingPath, match=rf"train[\s\S]*the folder has: {content}") as error:
             read(Location(tmp_path / name), "train")
     assert "xx … xx" in str(error.value)
-
-
-def test_pictures_given_to_a_text_model_are_named_as_such(tmp_path):
-    (tmp_path / "train" / "cat").mkdir(parents=True)
-    with pytest.raises(BadData, match=r"pictures[\s\S]*reads texts[\s\S]*train\.parquet"):
-        load_text(Location(tmp_path), "train")
 
 
 @pytest.mark.parametrize("kind", ["model", "dataset"])
@@ -132,6 +126,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch):
             if pointer.endswith("png"):
                 load_images(tmp_path, "train", PLAIN)
             load_text(Location(tmp_path / pointer), "train")
+    with pytest.raises(BadData, match=r"pictures[\s\S]*reads texts[\s\S]*train\.parquet"):
+        load_text(Location(tmp_path), "train")
 
 
 @pytest.mark.parametrize("split", ["../train", "/train", "a/b", "..", "", "*"])
