@@ -69,9 +69,8 @@ def used(tmp_path_factory) -> tuple[Path, list[str]]:
 
 
 def test_a_merger_is_one_file(used):
-    models = (
-        load_vision(used[0] / name) for name in ("base", "models/mnist", "models/dtd", "merged")
-    )
+    names = "base", "models/mnist", "models/dtd", "merged"
+    models = (load_vision(used[0] / name) for name in names)
     base, one, two, merged = (model.encoder.layers[0].mlp.fc1.weight.detach() for model in models)
     lower = torch.minimum(one, two)  # torch's median of two
     torch.testing.assert_close(merged, (base + lower) / 2)

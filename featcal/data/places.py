@@ -226,10 +226,8 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
 
 def holds_splits(folder: Path) -> bool:
     """Return whether a folder has usual splits, or it or one in it has only pictures of splits."""
-    folders = [*folder.glob("[!.]*/")]
-    alike = bool(folders) and {path.name.lower() for path in folders} <= {*SPLIT_NAMES}
-    several = any(sum((inner / n).is_dir() for n in SPLITS) > 1 for inner in folders)
-    if alike or several or any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS):
+    several = any(sum((path / n).is_dir() for n in SPLITS) > 1 for path in folder.glob("[!.]*/"))
+    if several or any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS):
         return True
     files = pictures_in(folder)
     groups = groupby(files, lambda file: file.partition("/")[0])
@@ -316,7 +314,6 @@ def _read(origin: str, builder: str, **options: Any) -> "Dataset":
             raise DiskFull(options.get("cache_dir", datasets.config.HF_DATASETS_CACHE)) from None
         reason = one_line(error.__cause__ or error).rstrip(".")
         reason = next((said for part, said in REASONS.items() if part in reason), reason)
-        reason += "; if it is of pictures in an archive, unpack that" * ("class label" in reason)
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
         way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(origin, f"cannot be read ({reason})", way_out) from None

@@ -72,10 +72,9 @@ class TextRows(Sequence[Sample]):
             return
         _form(origin, table.column_names, columns)  # a row with null there may hold another
         used = {columns.get(key, key) for key in (*chain(*FORMS), label, "tools")}
-        second = [f"{name}.1" for name in used if f"{name}.1" in table.column_names]
-        if second and table.info.builder_name == "csv":  # pandas calls a second text so
-            problem = f"has two columns {second[0][:-2]!r}, or one {second[0]!r}"
-            raise BadData(origin, problem, "give one of them another name")
+        of_csv = table.info.builder_name == "csv"  # where pandas calls a second text text.1
+        if twice := [name for name in used if of_csv and f"{name}.1" in table.column_names]:
+            raise BadData(origin, f"has two columns {twice[0]!r}", "give one of them another name")
         self._table = table.select_columns([name for name in table.column_names if name in used])
 
     def __len__(self) -> int:

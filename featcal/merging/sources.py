@@ -46,9 +46,8 @@ class ModuleSource:
         state = load.untied(plain)
         if isinstance(like, ModelCheckpoint):
             state = like.from_module(state)
-        for names in tied_names(plain) if like else ():  # tied here, but not in the base
-            present = [state[name] for name in names if name in state]
-            state |= {n: x for n in names for x in present[:1] if like and n in like.tensors}
+        if like:  # with all names of what is tied here, but not in the base
+            state |= {n: t for n, t in plain.state_dict().items() if n in like.tensors}
         adapted = next(module.parameters()).dtype if plain is not module else None
         self.tensors: dict[str, LazyTensor] = {}
         for name, tensor in sorted(state.items()):
@@ -179,16 +178,14 @@ def align(
             if not same and {base_class, classes[task]} != {*load.CLIP_CLASSES}:
                 raise TensorsDiffer("the class", "base", this, f"expert {task!r}", that, way_out)
             continue
-        rows, shared = {}, dict(expert_names)
+        rows, shared, ids = {}, dict(expert_names), (tokens.get("", {}), tokens.get(task, {}))
         for name, expert_name in expert_names.items():
             shape, expert_shape = base[name].shape, expert[expert_name].shape
             alike = len(shape) == len(expert_shape) > 0 and shape[1:] == expert_shape[1:]
             # one row per token: a table by its name, part of a language head by its size
             in_head = speaks and alike and shape[0] in sizes and is_outside(name, tower)
             if in_head or (alike and is_vocabulary(name)):
-                own = match_rows(
-                    shape[0], expert_shape[0], tokens.get("", {}), tokens.get(task, {})
-                )
+                own = match_rows(shape[0], expert_shape[0], *ids)
                 if shape != expert_shape or not torch.equal(own, torch.arange(shape[0])):
                     rows[name] = own
             elif shape != expert_shape and is_outside(name, tower):
