@@ -110,9 +110,9 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     kept, in_memory = min(waiting, on_device), min(waiting, budget)
     device, host = (work | {"waiting features": kept}, {}) if job.on_gpu else ({}, work)
     host |= {"waiting features": in_memory - kept, "samples": job.drawn, "libraries": LIBRARIES}
-    disk = {"waiting features": max(0, most - budget)}
-    disk["solved blocks"] = sum(blocks) * max(len(students) for students, _ in stages)
-    disk |= {"calibrated model": shape.weights, "while joining": shape.largest}
+    host["freed but kept"] = 0 if job.on_gpu else sum(host.values()) // 6  # by malloc; measured
+    disk = {"waiting features": max(0, most - budget), "calibrated model": shape.weights}
+    disk |= {"solved blocks": sum(blocks) * len(stages[0][0]), "while joining": shape.largest}
     operations = sum((_operations(shape, *stage) for stage in stages), Counter[str]()) + answers
     return {"device": device, "host": host, "disk": disk, "operations": dict(operations)}
 
