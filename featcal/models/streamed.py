@@ -28,7 +28,7 @@ from featcal.models.stored import ModelFolder, skeleton
 Override = Callable[[str], Tensor | None]  # by name a tensor to load instead of the stored one
 # keys that change no feature: training, labels and heads, special tokens, and what shapes show
 HARMLESS = re.compile(
-    r"_.*|.*(drop|initiali[sz]er|init_|jitter|_loss|loss_|label|classifier(?!_pooling)|summary_).*"
+    r"_.*|.*(drop|initiali[sz]er|init_|jitter|_loss|loss_|label|classifier|summary_).*"
     r"|.*(_token_ids?|_token_index|_cache|vocab_size|_range|_std|_flash_attn)"
     r"|max_position_embeddings|n_positions|image_size|projection_dim|encoder_stride|layerscale_value"
     r"|tie_word_embeddings|pretraining_tp|gradient_checkpointing|output_.*|mask_.*|use_mask_token"
@@ -313,8 +313,6 @@ def report_labels(
 def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the keys and values that a model's blocks compute with, those of towers by path."""
     known = type(config)().to_dict().keys() - PretrainedConfig().to_dict().keys()
-    if "Classification" not in str(config.architectures):
-        known -= {"classifier_pooling"}
     for key, value in config.to_dict().items():
         tower = vars(config).get(key)
         if isinstance(tower, PretrainedConfig):
@@ -330,3 +328,5 @@ def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str
             else:
                 value = list(value) if isinstance(value, tuple) else value
                 yield prefix + key, SAME.get(value, value) if isinstance(value, str) else value
+    if "Classification" in str(config.architectures):  # how the head reads the last block
+        yield f"{prefix}classifier_pooling", vars(config).get("classifier_pooling")
