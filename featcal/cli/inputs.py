@@ -322,14 +322,14 @@ class Request:
         """Return each task's draw of so many samples, else of the default or all there are."""
         if samples:
             return dict.fromkeys(self.inputs.data, self.draw)
-        return {task: self.rest(task, 0, options.DEFAULT_SAMPLES) for task in self.inputs.data}
+        return {task: self.rest(task, None, options.DEFAULT_SAMPLES) for task in self.inputs.data}
 
-    def rest(self, task: str, skip: int, most: int, fewest: int = 1, way_out: str = "") -> "Draw":
+    def rest(self, task: str, skip: int | None, most: int, least: int = 1, tip: str = "") -> "Draw":
         """Return the draw of at most `most` samples after the first `skip`. Raises: BadSetting."""
-        count, source = self.counts[task], str(self.inputs.data[task].source)
-        expected = f"must have {skip + fewest} samples or more, {skip} to leave out; it has {count}"
-        require(count - skip >= fewest, f"--data {task}", source, expected + way_out)
-        return replace(self.draw, skip=skip, samples=min(most, count - skip))
+        count, source, out = self.counts[task], str(self.inputs.data[task].source), skip or 0
+        expected = f"must have {out + least} samples or more, {out} to leave out; it has {count}"
+        require(count - out >= least, f"--data {task}", source, expected + tip)
+        return replace(self.draw, skip=skip, samples=min(most, count - out))
 
     def batches(self, draws: "Mapping[str, Draw]", *models: Path) -> "dict[str, DrawnBatches]":
         """Return the batches of each draw; `models` may also have the processor or tokenizer."""

@@ -60,7 +60,7 @@ class Draw:
     split: str = "train"
     tokens: int | None = None  # maximum per text; None for the default
     dtype: torch.dtype = torch.float32  # of floating-point inputs
-    skip: int = 0  # samples to leave out at the start of the drawn order
+    skip: int | None = None  # drawn samples to leave out, and all that equal others; None: neither
     columns: Columns = None
     expert: Path | None = None  # says how texts are prepared if no other folder does
 
@@ -120,7 +120,7 @@ def draw_batches(
         reader = text_data.reader_for(folders, inputs, draw.tokens, draw.expert)
     for task, location in sorted(locations.items()):
         samples = samples_at(location, inputs, draw)
-        drawn = draw_indices(task, len(samples), draw.skip + draw.samples, draw.seed)
+        drawn = draw_indices(task, len(samples), (draw.skip or 0) + draw.samples, draw.seed)
         if inputs.kind == "pictures":
             pixels = EncodedRows(location, draw.split, samples, preprocess)[drawn]
             chosen = unseen(task, (picture.tobytes() for picture in pixels), draw.skip)
@@ -133,9 +133,9 @@ def draw_batches(
     return batches
 
 
-def unseen(task: str, contents: Iterable[object], skip: int) -> list[int] | slice:
+def unseen(task: str, contents: Iterable[object], skip: int | None) -> list[int] | slice:
     """Return the positions of samples after the first `skip` that equal none before them."""
-    if not skip:
+    if skip is None:
         return slice(None)
     numbered = [*enumerate(map(hash, contents))]
     first = {content: number for number, content in reversed(numbered)}

@@ -94,7 +94,9 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
     assert cli.main([*arguments[:-1], "12", "--out", "all"]) == 0
     message = refused([*compared[:-5], "new=all", *BY_NAME], Path(), capsys)
     assert "it must have 14 samples or more, 12 to leave out; it has 12" in message
-    Path("math.jsonl").write_text(Path("math.jsonl").read_text() + '{"text": "one more"}\n')
+    Path("math.jsonl").write_text(Path("math.jsonl").read_text() + 2 * '{"text": "one more"}\n')
+    rows = told(capsys, *compared, "--skip", "0")["agreement"]  # equal samples count once
+    assert {row["samples"] for row in rows if row["expert"] == "math"} == {13}
     record = Path("new/featcal.json").read_text()
     for key, reason in ("samples", "had another number of rows"), ("old", "did not record its"):
         Path("new/featcal.json").write_text(record.replace("samples", key))
