@@ -51,8 +51,7 @@ def text_data(folder: Path) -> dict[str, Path]:
         rows = [row(i) for i in range(ASKED)]
         found[f"datasets/{name}"] = _written(folder / name, dict.fromkeys(files, rows))
     describe(folder / "openai/gsm8k", dict.fromkeys(("main", "socratic"), ["train", "test"]))
-    arc = dict.fromkeys(("ARC-Challenge", "ARC-Easy"), list(SPLITS))
-    describe(folder / "allenai/ai2_arc", arc)
+    describe(folder / "allenai/ai2_arc", dict.fromkeys(("ARC-Challenge", "ARC-Easy"), list(SPLITS)))
     return found
 
 

@@ -289,7 +289,9 @@ def check(
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
     """Return the bytes of features to keep on the device and in host memory."""
     on_gpu = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if device.type == "cuda" else 0
-    return on_gpu, sys.maxsize if host_memory is None else int(host_memory)
+    fits = isinstance(host_memory, int | None)
+    require(fits, "calibrate.host_memory", host_memory, "must be a number of bytes")
+    return on_gpu, sys.maxsize if host_memory is None else host_memory
 
 
 def calibrated_handle(models: Models, student: Student) -> ModelHandle:

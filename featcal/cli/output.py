@@ -41,7 +41,6 @@ say = output.print  # one line of a result
 Measured = tuple[str, str, str, float]  # task, metric, its name, value
 # switches for the progress bars of other packages
 BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
-
 DRAW = ("seed", "split", "samples", "rows")  # keys of a record
 
 
@@ -168,8 +167,7 @@ def require_writable(option: str, folder: Path) -> None:
 
 def nearest_existing(folder: Path) -> Path:
     """Return the folder or the nearest of its parents that exists."""
-    folder = folder.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def stored_bytes(folder: Path) -> int:

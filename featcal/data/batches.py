@@ -99,7 +99,7 @@ def load_batches(
     require(isinstance(data, Mapping), "load_batches", type(data).__name__, expected)
     limits = ("samples", samples, 1), ("batch", batch, 1), ("seed", seed, 0), ("tokens", tokens, 1)
     for name, number, least in limits:
-        fits = number is None or number >= least
+        fits = name == "tokens" if number is None else number >= least
         require(fits, f"load_batches.{name}", number, f"must be at least {least}")
     wrong = [type(path).__name__ for path in data.values() if not isinstance(path, str | Path)]
     require(not wrong, "load_batches", ", ".join(wrong), "must be paths or names of data sets")

@@ -185,8 +185,10 @@ def test_a_work_folder_that_was_there_and_other_files_in_it_stay(tmp_path, monke
     monkeypatch.chdir(tmp_path / "empty")
     finished("out", experiment(), work=".")
     assert [path.name for path in Path().iterdir()] == ["out"]
-    with pytest.raises(BadSetting, match="another folder than out"):
-        finished("out", experiment(), work="out")
+    options = {"another folder than out": {"work": "out"}, "bytes": {"host_memory": "8GiB"}}
+    for problem, option in options.items():
+        with pytest.raises(BadSetting, match=problem):
+            finished("out", experiment(), **option)
 
 
 def test_two_runs_for_one_result_or_folder_and_empty_batches_leave_nothing(tmp_path, monkeypatch):

@@ -133,8 +133,7 @@ def test_class_names_are_given_or_come_from_labels_or_readme(tmp_path, preproces
     with pytest.raises(BadData, match="classes have no names"):
         load_images(tmp_path, "test", preprocess)
     (tmp_path / "README.md").write_text(README)
-    images = load_images(tmp_path, "test", preprocess)
-    assert images.classes == ("cat", "dog")
+    assert load_images(tmp_path, "test", preprocess).classes == ("cat", "dog")
     (tmp_path / "README.md").write_text("---\n: [\n---\n")
     with pytest.raises(BadFile, match=r"README\.md"):
         load_images(tmp_path, "test", preprocess)

@@ -33,8 +33,9 @@ def test_an_existing_path_is_read_and_other_names_are_of_the_hub(tmp_path, monke
     for wrong in ("nowhere", "/no/where", "../no/where", "a/b/c", "../x", "", "x" * 9999):
         with pytest.raises(MissingPath, match="owner/name"):
             location_of("--data", wrong)
-    with pytest.raises(BadSetting, match="'list' cannot be used"):
-        load_batches({"a": ["a text"]}, tmp_path)
+    for data, seed in ({"a": ["a text"]}, 42), ({}, None):
+        with pytest.raises(BadSetting, match="'list' cannot be used|seed: nothing is given"):
+            load_batches(data, tmp_path, seed=seed)
 
 
 def test_shards_of_the_hubs_layout_are_read_in_order(tmp_path):
