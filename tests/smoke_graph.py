@@ -182,8 +182,7 @@ def cut_down(folder: Path, depth: int) -> None:
     """Cut a base model of the package down to its first blocks."""
     config, kept = folder / "config.json", re.compile(r"\.(?:layers|block)\.(\d+)\.")
     counts = re.compile(r'("num_(?:hidden_|decoder_)?layers": )(\d+)')
-    text = config.read_text()
-    config.write_text(counts.sub(lambda m: f"{m[1]}{min(int(m[2]), depth)}", text))
+    config.write_text(counts.sub(lambda m: f"{m[1]}{min(int(m[2]), depth)}", config.read_text()))
     tensors = load_file(folder / "model.safetensors").items()
     few = {n: t for n, t in tensors if not (at := kept.search(n)) or int(at[1]) < depth}
     save_file(few, folder / "model.safetensors", metadata={"format": "pt"})

@@ -210,8 +210,7 @@ def _similarity(_, tasks):
 
 def _vectors(shared, tasks):
     models = (("merged", "", 0.4), ("featcal", "suite", 0.2), ("featcal", "paper", 0.3))
-    parts = (("backbone", 1000), ("linear", 900))
-    cells = product(models, enumerate(tasks), parts)
+    cells = product(models, enumerate(tasks), (("backbone", 1000), ("linear", 900)))
     for (method, setting, level), (i, task), (part, count) in cells:
         row = dict(method=method, setting=setting, seed="42" if setting else "", task=task)
         row |= {"part": part, "cosine": level + 0.01 * i, "size": 1.5, "count": count}

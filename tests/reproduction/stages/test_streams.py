@@ -36,8 +36,7 @@ def context(monkeypatch):
     monkeypatch.setattr(sources, "load_task", lambda *_: images)
     groups = dict.fromkeys(("sentences", "photos"), SimpleNamespace(roles={}))
     suite = SimpleNamespace(tasks_of=lambda role, pool: ("mnist", "dtd"), **groups)
-    context = SimpleNamespace(suite=suite, root=Path(), outputs=Path())
-    return Setup(context, "clip_b32", 8), images
+    return Setup(SimpleNamespace(suite=suite, root=Path(), outputs=Path()), "clip_b32", 8), images
 
 
 def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
