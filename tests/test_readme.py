@@ -15,9 +15,11 @@ from tests.folders import same
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 RESULTS = ROOT / "results" / "mini"
+SECOND = "second_encoder/minilm-8/second_encoder.csv"
 SOURCES = {
     "ViT-S/14, real images": "vit_s-8",
     "MiniLM, real texts": "minilm-8",
+    "MPNet, real texts": "mpnet-8",
     "small CLIP, synthetic images": "clip_b32-8",
     "small T5, synthetic texts": "flan_t5_base-glue",
     "small Llama, synthetic texts": "llama_3b-mergebench",
@@ -34,7 +36,8 @@ MERGERS = {
 def expected_row(source: str, merger: str) -> list[str]:
     """Return the cells of one row, recomputed from the result files."""
     place, name = SOURCES[source], MERGERS[merger]
-    scores = pd.read_csv(RESULTS / f"scores/{place}/scores.csv", keep_default_na=False)
+    alone = SECOND if place == "mpnet-8" else f"scores/{place}/scores.csv"
+    scores = pd.read_csv(RESULTS / alone, keep_default_na=False)
     study = pd.read_csv(RESULTS / f"default/{place}/default.csv", keep_default_na=False)
     study = study[(study.upstream == name) & (study.samples == 32)]
     means = study.groupby(["method", "setting"]).value.mean()
