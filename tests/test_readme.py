@@ -15,7 +15,7 @@ from tests.folders import same
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 RESULTS = ROOT / "results" / "mini"
-SECOND = "second_encoder/minilm-8/second_encoder.csv"
+ALONE = {"mpnet-8": "second_encoder/minilm-8/second_encoder.csv"}  # experts scored elsewhere
 SOURCES = {
     "ViT-S/14, real images": "vit_s-8",
     "MiniLM, real texts": "minilm-8",
@@ -36,7 +36,7 @@ MERGERS = {
 def expected_row(source: str, merger: str) -> list[str]:
     """Return the cells of one row, recomputed from the result files."""
     place, name = SOURCES[source], MERGERS[merger]
-    alone = SECOND if place == "mpnet-8" else f"scores/{place}/scores.csv"
+    alone = ALONE.get(place, f"scores/{place}/scores.csv")
     scores = pd.read_csv(RESULTS / alone, keep_default_na=False)
     study = pd.read_csv(RESULTS / f"default/{place}/default.csv", keep_default_na=False)
     study = study[(study.upstream == name) & (study.samples == 32)]

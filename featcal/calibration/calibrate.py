@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsInt
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,8 @@ def calibrate(
         choose.check_labels(labels or {}, experts)
         expected = "is for the choice of settings; leave labels or settings out"
         require(auto or not labels, "labels", ", ".join(labels or ()), expected)
+        fits, expected = isinstance(host_memory, SupportsInt | None), "must be a number of bytes"
+        require(fits, "calibrate.host_memory", host_memory, expected)
         if out is not None:
             require_apart("out", out, (merged, base, *experts.values()))
             require_replaceable(Path(out))
@@ -289,9 +291,7 @@ def check(
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
     """Return the bytes of features to keep on the device and in host memory."""
     on_gpu = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if device.type == "cuda" else 0
-    fits = isinstance(host_memory, int | None)
-    require(fits, "calibrate.host_memory", host_memory, "must be a number of bytes")
-    return on_gpu, sys.maxsize if host_memory is None else host_memory
+    return on_gpu, sys.maxsize if host_memory is None else int(host_memory)
 
 
 def calibrated_handle(models: Models, student: Student) -> ModelHandle:

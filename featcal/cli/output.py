@@ -147,7 +147,7 @@ def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
 
 def require_space(option: str, folder: Path, needed: int) -> None:
     """Raise BadSetting unless so many bytes are free on the folder's disk."""
-    parent = nearest_existing(folder)
+    parent = nearest_existing(folder.absolute())
     free = shutil.disk_usage(parent).free
     least = f"must be on a disk with {size_text(needed)} free; {parent} has {size_text(free)}"
     expected = f"{least}; free some space, or name another folder"
@@ -166,8 +166,8 @@ def require_writable(option: str, folder: Path) -> None:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """Return the folder or the nearest of its parents that exists."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    """Return an absolute folder or the nearest of its parents that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def stored_bytes(folder: Path) -> int:

@@ -45,8 +45,7 @@ def needs(capsys):
 def test_other_heads_and_vocabularies_have_the_same_shape(llama, needs, capsys):
     nine = ["--set", "tokens=9"]
     expected = needs(*nine)
-    other = {"architectures": ["LlamaForSequenceClassification"], "num_labels": 5}
-    config("cars", **other)
+    config("cars", architectures=["LlamaForSequenceClassification"], num_labels=5)
     config("dtd", vocab_size=101)
     assert needs(*nine) == expected
     config("dtd", num_hidden_layers=3)

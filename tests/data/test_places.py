@@ -33,8 +33,9 @@ def test_an_existing_path_is_read_and_other_names_are_of_the_hub(tmp_path, monke
     for wrong in ("nowhere", "/no/where", "../no/where", "a/b/c", "../x", "", "x" * 9999):
         with pytest.raises(MissingPath, match="owner/name"):
             location_of("--data", wrong)
-    for data, seed in ({"a": ["a text"]}, 42), ({}, None):
-        with pytest.raises(BadSetting, match="'list' cannot be used|seed: nothing is given"):
+    wrong = {"'list' cannot be used": ({"a": ["a text"]}, 42), "seed: nothing is given": ({}, None)}
+    for problem, (data, seed) in wrong.items():
+        with pytest.raises(BadSetting, match=problem):
             load_batches(data, tmp_path, seed=seed)
 
 
