@@ -56,6 +56,7 @@ class DefaultStudy(Study):
 
     mergers:  settings by method; none looks at data.
     draws:    number of samples and seed, in the order in which they are run.
+    further:  draws of single mergers, by merger, run last.
     scored:   test samples of each task. Default: all. Language models take all tests.
     rank, hidden, lr, steps: every combination is a trial of an adapter.
     """
@@ -67,6 +68,7 @@ class DefaultStudy(Study):
     suite: Calibration
     mergers: Mapping[str, Mapping[str, Any]]
     draws: Each[tuple[PositiveInt, NonNegativeInt]]
+    further: Mapping[str, Each[tuple[PositiveInt, NonNegativeInt]]] = {}
     batch: PositiveInt
     rank: Each[PositiveInt]
     hidden: Each[PositiveInt]
@@ -80,6 +82,9 @@ class DefaultStudy(Study):
             settings_of(method, options, f"default.mergers.{method}")
             expected = "must be a merger that looks at no data"
             require(not method_named(method).needs, "default.mergers", method, expected)
+        for method, draws in self.further.items():
+            new = method in self.mergers and not {*draws} & {*self.draws}
+            require(new, "default.further", method, "must name a merger, with draws not in `draws`")
 
     @property
     def fixed(self) -> dict[str, Calibration]:
@@ -95,7 +100,7 @@ class DefaultStudy(Study):
 
     def store(self, setup: Setup) -> Path:
         """Return the folder of finished draws of these settings, experts and code."""
-        settings = self.model_dump(exclude={"mergers", "draws"})
+        settings = self.model_dump(exclude={"mergers", "draws", "further"})
         weights = [file for e in setup.experts.values() for file in sorted(e.glob("*.safetensors"))]
         code = [*sorted(LIBRARY.rglob("*.py")), Path(__file__)]
         digest = fingerprint(settings, [*weights, *code])
@@ -104,7 +109,9 @@ class DefaultStudy(Study):
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every draw; finished ones are kept until all are."""
         store, files, jobs, earlier = self.store(setup), [], dict[str, Any](), 0.0
-        for (n, seed), name in product(self.draws, self.mergers):
+        runs = [(draw, name) for draw in self.draws for name in self.mergers]
+        runs += [(draw, name) for name, draws in self.further.items() for draw in draws]
+        for (n, seed), name in runs:
             mark = fingerprint(self.mergers[name], [])
             files.append(file := store / f"{name}-{n}-{seed}-{mark}.json")
             if file.is_file():
