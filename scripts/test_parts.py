@@ -9,6 +9,7 @@ far each part is, and at its end the report without the tests that passed. Exit 
 """
 
 import argparse
+import faulthandler
 import gc
 import os
 import re
@@ -31,6 +32,7 @@ LOADED = (
 REACHED = re.compile(r"\[ *\d+%\]$", re.MULTILINE)
 PASSED = re.compile(r" PASSED +\[ *\d+%\]$")
 PAUSE = 20  # seconds between two looks at how far a part is
+PATIENCE = 120  # seconds that a part whose tests have ended may take to exit
 
 
 def arguments_of(part: str, parts: Sequence[str]) -> list[str]:
@@ -49,7 +51,10 @@ def run(arguments: Sequence[str], report: Path) -> None:
         os.dup2(out.fileno(), 2)
         sys.stdout = sys.stderr = out
         # with -q in pyproject.toml: a line for each test
-        sys.exit(int(pytest.main(["-vv", *arguments])))
+        code = int(pytest.main(["-vv", *arguments]))
+        # the exit waits for processes and threads that a test left; if they hang, show what waits
+        faulthandler.dump_traceback_later(PATIENCE, exit=True, file=2)
+        sys.exit(code)
 
 
 class Part:
