@@ -57,9 +57,7 @@ def run(target, work, world, folder) -> list[int]:
         process.start()
     for process in processes:
         process.join(300)  # on a busy machine
-    hanging = [process for process in processes if process.is_alive()]
-    for process in hanging:
-        process.kill()
+    hanging = [process.kill() for process in processes if process.is_alive()]
     assert not hanging
     return [process.exitcode for process in processes]
 

@@ -71,8 +71,7 @@ class Results:
     def _rows(self, role: str, pool: str, file: str) -> list[dict]:
         key = f"{role}-{pool}"
         if file.endswith(".run"):
-            file = file.removesuffix(".run")
-            path = self.folder / file / key / "run.json"
+            path = self.folder / file.removesuffix(".run") / key / "run.json"
             cost = json.loads(path.read_text()).get("cost", []) if path.is_file() else []
             return [{k: "" if value is None else value for k, value in row.items()} for row in cost]
         rows = self._csv(key, file)

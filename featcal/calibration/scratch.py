@@ -203,7 +203,7 @@ def scratch_folder(out: Path, work: Path | None = None) -> Path:
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
-    """Solved blocks in a folder, which stays until `remove` once it holds one, even on errors."""
+    """Solved blocks in a folder; the process that writes removes it, on errors only without any."""
 
     def __init__(self, path: Path, writes: bool = True):
         self.path, self._blocks, self._writes = path, path / "blocks", writes
@@ -213,7 +213,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 unfinished.unlink()
 
     def __exit__(self, *error: object) -> None:
-        if not any(self.path.rglob("blocks/*.safetensors")):
+        if self._writes and not any(self.path.rglob("blocks/*.safetensors")):
             self.remove()
 
     def resume(self, fingerprints: Mapping[str, str], wanted: bool = True) -> None:

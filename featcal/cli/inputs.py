@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -369,13 +370,12 @@ def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator
             dense_folder(inputs.adapter_bases[name], inputs.experts[name], folder)
         yield {**inputs.experts, **dense}
     finally:
-        if not any(work.rglob("blocks/*")):
+        if dense and not glob("**/blocks/*", root_dir=work, recursive=True):  # it may vanish
             for folder in dense.values():
                 shutil.rmtree(folder, ignore_errors=True)
-            if dense:
-                with suppress(OSError):  # another process needs it
-                    (work / "experts").rmdir()
-                    work.rmdir()
+            with suppress(OSError):  # another process needs it
+                (work / "experts").rmdir()
+                work.rmdir()
 
 
 def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":

@@ -44,8 +44,7 @@ def killed_after(monkeypatch, blocks, out, given, settings=PAPER):
 def finished(out, given, settings=PAPER, **more):
     """Run to the end: the bytes of the folder, and which blocks were solved before."""
     lines = []
-    own = {"settings": settings, "progress": lines.append, **more}
-    result = calibrate(**own | given, out=out)
+    result = calibrate(**{"settings": settings, "progress": lines.append, **more, **given}, out=out)
     resumed = [line.endswith("(solved before)") for line in lines]
     return {p.name: p.read_bytes() for p in result.folder.iterdir()}, resumed
 
@@ -122,6 +121,12 @@ def test_blocks_that_vanish_before_the_end_are_one_error(tmp_path, monkeypatch):
         patch.setattr(RunFolder, "keep", vanishing)
         finished(tmp_path / "out", given)
     assert finished(tmp_path / "out", given)[1] == [False, False, True, True]
+
+
+def test_a_process_that_writes_no_blocks_does_not_search_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "rglob", None)  # the process that writes them may be removing it
+    with RunFolder(tmp_path, writes=False):
+        pass
 
 
 def every_token_is(value):
