@@ -30,8 +30,7 @@ def make(build, seed=0, dtype=torch.float64):
 def clip(seed=0, dtype=torch.float64, width=32, **more):
     """A CLIP vision tower of 5 tokens."""
     sizes = VISION | {"hidden_size": width, "intermediate_size": 3 * width} | more
-    config = tf.CLIPVisionConfig(**sizes)
-    return make(lambda: tf.CLIPVisionModel(config), seed, dtype)
+    return make(lambda: tf.CLIPVisionModel(tf.CLIPVisionConfig(**sizes)), seed, dtype)
 
 
 def shifted(model, seed, scale=0.1):

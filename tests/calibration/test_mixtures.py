@@ -57,8 +57,7 @@ def routed(model, batches, number):
     with experts.register_forward_pre_hook(lambda _, args: seen.append(args[:2])), torch.no_grad():
         for batch in batches:
             model(**batch)
-    masks = (batch["attention_mask"].flatten().bool() for batch in batches)
-    pairs = zip(seen, masks, strict=True)
+    pairs = zip(seen, (batch["attention_mask"].flatten().bool() for batch in batches), strict=True)
     return [(x, (chosen == number).any(1) & mask) for (x, chosen), mask in pairs]
 
 

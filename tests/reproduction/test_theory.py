@@ -114,8 +114,7 @@ def test_the_minimum_of_the_objective_has_no_slope():
 def test_solving_on_another_source_costs_no_more_than_both_parts_of_proposition_8():
     linear, src, dep = linear_and_sources()
     sides = sources.mismatch(src, dep, linear, SETTINGS)
-    solved = sources.minimum(src, linear, SETTINGS)
-    worse = sources.objective(solved, dep, linear, SETTINGS.ridge)
+    worse = sources.objective(sources.minimum(src, linear, SETTINGS), dep, linear, SETTINGS.ridge)
     assert sides.gap == pytest.approx(worse - sides.best)
     assert 0 < sides.gap <= sides.largest <= sides.transport
     same = sources.mismatch(src, src, linear, SETTINGS)
