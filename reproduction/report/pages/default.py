@@ -174,6 +174,7 @@ def by_samples(suite: str, role: str) -> PageOutput:
         ),
         "merged": (lambda case: case.merged, {"color": COLOURS["merged"], "ls": "-."}),
     }  # fmt: skip
+    sizes = sorted({case.samples for merger_cases in panels.values() for case in merger_cases})
     with stacked(len(panels), 2.1 * len(panels) + 0.8, sharex=True) as (picture, all_axes):
         for axes, (merger, merger_cases) in zip(all_axes, panels.items(), strict=True):
             merger_cases.sort(key=lambda case: case.samples)
@@ -183,7 +184,6 @@ def by_samples(suite: str, role: str) -> PageOutput:
                 axes.plot(*zip(*points, strict=True), label=name, lw=2, ms=8, **style)
             axes.set_xscale("log", base=2)
             axes.set_title(f"after {MERGERS.get(merger, merger)}", loc="left")
-            sizes = [case.samples for case in merger_cases]
             axes.set_xticks(sizes, map(str, sizes))
         picture.supylabel("average score (%)", size=13)
         axes.set_xlabel("samples per task")
