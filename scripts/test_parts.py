@@ -9,10 +9,10 @@ far each part is, and at its end the report without the tests that passed. Exit 
 """
 
 import argparse
-import faulthandler
 import gc
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -32,7 +32,7 @@ LOADED = (
 REACHED = re.compile(r"\[ *\d+%\]$", re.MULTILINE)
 PASSED = re.compile(r" PASSED +\[ *\d+%\]$")
 PAUSE = 20  # seconds between two looks at how far a part is
-PATIENCE = 120  # seconds that a part whose tests have ended may take to exit
+PATIENCE = 600  # seconds without a finished percent after which a part is aborted
 
 
 def arguments_of(part: str, parts: Sequence[str]) -> list[str]:
@@ -51,10 +51,7 @@ def run(arguments: Sequence[str], report: Path) -> None:
         os.dup2(out.fileno(), 2)
         sys.stdout = sys.stderr = out
         # with -q in pyproject.toml: a line for each test
-        code = int(pytest.main(["-vv", *arguments]))
-        # the exit waits for processes and threads that a test left; if they hang, show what waits
-        faulthandler.dump_traceback_later(PATIENCE, exit=True, file=2)
-        sys.exit(code)
+        sys.exit(int(pytest.main(["-vv", *arguments])))
 
 
 class Part:
@@ -63,6 +60,7 @@ class Part:
     def __init__(self, name: str, parts: Sequence[str], folder: Path):
         self.name, self.report = name, folder / name.replace("/", "-")
         self.looked, self.reached = time.monotonic(), ""
+        self.moved = self.looked
         arguments = arguments_of(name, parts), self.report
         self.process = get_context("fork").Process(target=run, args=arguments)
         print(f"{name} started", flush=True)
@@ -72,11 +70,15 @@ class Part:
         """Return whether it has; say how far it is, or show its report."""
         self.process.join(0.1)
         if self.process.is_alive():
-            if time.monotonic() > self.looked + PAUSE:
-                self.looked, before = time.monotonic(), self.reached
+            if (now := time.monotonic()) > self.looked + PAUSE:
+                self.looked, before = now, self.reached
                 self.reached = (REACHED.findall(self.report.read_text()) or [""])[-1]
                 if self.reached != before:
+                    self.moved = now
                     print(f"{self.name} {self.reached}", flush=True)
+                elif now > self.moved + PATIENCE:
+                    print(f"{self.name} hangs", flush=True)
+                    os.kill(self.process.pid, signal.SIGABRT)  # the report then shows where
             return False
         lines = self.report.read_text().splitlines()
         print("\n".join(["", f"pytest {self.name}", *(x for x in lines if not PASSED.search(x))]))
