@@ -32,7 +32,7 @@ LOADED = (
 REACHED = re.compile(r"\[ *\d+%\]$", re.MULTILINE)
 PASSED = re.compile(r" PASSED +\[ *\d+%\]$")
 PAUSE = 20  # seconds between two looks at how far a part is
-PATIENCE = 600  # seconds without a finished percent after which a part is aborted
+PATIENCE = 600  # seconds without a line in its report after which a part is aborted
 
 
 def arguments_of(part: str, parts: Sequence[str]) -> list[str]:
@@ -60,7 +60,6 @@ class Part:
     def __init__(self, name: str, parts: Sequence[str], folder: Path):
         self.name, self.report = name, folder / name.replace("/", "-")
         self.looked, self.reached = time.monotonic(), ""
-        self.moved = self.looked
         arguments = arguments_of(name, parts), self.report
         self.process = get_context("fork").Process(target=run, args=arguments)
         print(f"{name} started", flush=True)
@@ -70,13 +69,12 @@ class Part:
         """Return whether it has; say how far it is, or show its report."""
         self.process.join(0.1)
         if self.process.is_alive():
-            if (now := time.monotonic()) > self.looked + PAUSE:
-                self.looked, before = now, self.reached
+            if time.monotonic() > self.looked + PAUSE:
+                self.looked, before = time.monotonic(), self.reached
                 self.reached = (REACHED.findall(self.report.read_text()) or [""])[-1]
                 if self.reached != before:
-                    self.moved = now
                     print(f"{self.name} {self.reached}", flush=True)
-                elif now > self.moved + PATIENCE:
+                elif time.time() > self.report.stat().st_mtime + PATIENCE:
                     print(f"{self.name} hangs", flush=True)
                     os.kill(self.process.pid, signal.SIGABRT)  # the report then shows where
             return False

@@ -57,7 +57,9 @@ def run(target, work, world, folder) -> list[int]:
         process.start()
     for process in processes:
         process.join(300)  # on a busy machine
-    hanging = [process.kill() for process in processes if process.is_alive()]
+    hanging = [process for process in processes if process.is_alive()]
+    for process in hanging:
+        process.kill()
     assert not hanging
     return [process.exitcode for process in processes]
 

@@ -203,7 +203,7 @@ def scratch_folder(out: Path, work: Path | None = None) -> Path:
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
-    """Solved blocks in a folder; the process that writes removes it, on errors only without any."""
+    """Solved blocks in a folder, which its writer removes at the end, or on errors if it has none."""
 
     def __init__(self, path: Path, writes: bool = True):
         self.path, self._blocks, self._writes = path, path / "blocks", writes

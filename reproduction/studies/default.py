@@ -48,6 +48,7 @@ BEST = Calibration(
 )
 LIBRARY = Path(featcal.__file__).parent
 MERGED, AUTO, NO_ADAPTER = "merged", "auto", "none"
+Draws = Each[tuple[PositiveInt, NonNegativeInt]]
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # by adapter, the name of its size
 
 
@@ -67,8 +68,8 @@ class DefaultStudy(Study):
     paper: Calibration
     suite: Calibration
     mergers: Mapping[str, Mapping[str, Any]]
-    draws: Each[tuple[PositiveInt, NonNegativeInt]]
-    further: Mapping[str, Each[tuple[PositiveInt, NonNegativeInt]]] = {}
+    draws: Draws
+    further: Mapping[str, Draws] = {}
     batch: PositiveInt
     rank: Each[PositiveInt]
     hidden: Each[PositiveInt]

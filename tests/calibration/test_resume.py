@@ -5,7 +5,6 @@ import shutil
 import signal
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import families
 import processes
@@ -19,7 +18,7 @@ from tiny import PAPER, clip, images
 from featcal import calibrate, files
 from featcal.calibration import choose
 from featcal.calibration.scratch import RunFolder
-from featcal.cli.inputs import whole_experts
+from featcal.cli.inputs import Inputs, whole_experts
 from featcal.errors import BadBatches, BadFile, BadSetting
 from featcal.models.load import save_model
 
@@ -127,8 +126,7 @@ def test_blocks_that_vanish_before_the_end_are_one_error(tmp_path, monkeypatch):
 
 def test_a_process_that_writes_no_blocks_bears_that_the_folder_vanishes(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rglob", None)  # it fails while another process removes the folder
-    inputs = SimpleNamespace(adapter_bases={}, experts={})
-    with whole_experts(inputs, tmp_path, ()), RunFolder(tmp_path, writes=False):
+    with whole_experts(Inputs(tmp_path, tmp_path, {}), tmp_path, ()), RunFolder(tmp_path, False):
         pass
 
 
