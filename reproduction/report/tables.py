@@ -27,9 +27,9 @@ NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCa
 ADAPTERS = ("surgery", "prob_surgery")
 METHODS = {method: f"w/ {name}" for method, name in NAMES.items()}
 SHIFT = "mean_shift"  # an adapter that the paper has no row for
-# Tuned: by FeatCal's score on labelled validation rows of the suite; adapters were not tuned.
 SETTING_LABELS = {"paper": "printed settings", "suite": "tuned on validation rows"}
 SHORT = {"paper": "printed", "suite": "tuned", "": ""}
+SIZE_NAMES = {"paper": "published", "suite": "smaller", "": ""}  # adapters were not tuned
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # name of an adapter's size
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
 UNTUNED = (paper.VISION, paper.LANGUAGE[0])  # roles for which no setting was tuned
@@ -162,7 +162,8 @@ def rows_in_order(
         merger = ModelRow(MERGERS[upstream], "merger", upstream, lookup(upstream, "merged", ""))
         block = [merger]
         for setting, (method, label) in product(settings if merger.cells else (), METHODS.items()):
-            name = f"{label}, {SHORT[setting]}" if len(settings) > 1 else label
+            short = (SIZE_NAMES if method in ADAPTERS else SHORT)[setting]
+            name = f"{label}, {short}" if len(settings) > 1 else label
             row = ModelRow(name, "calibrated", upstream, lookup(upstream, method, setting))
             block.append(with_changes(row, merger))
         rows += with_best(block)

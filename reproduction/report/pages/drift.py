@@ -26,7 +26,7 @@ from reproduction.report.figures import (
 )
 from reproduction.report.html import PageOutput, margin, tabulate
 from reproduction.report.statistics import estimate
-from reproduction.report.tables import METHODS, SHORT, UPSTREAMS, average, settings_of
+from reproduction.report.tables import METHODS, SHORT, SIZE_NAMES, UPSTREAMS, average, settings_of
 
 UPSTREAM = "task_arithmetic"
 PROJECTED = ("expert", "merged", "featcal")
@@ -267,8 +267,7 @@ def answer(*experiments: Evidence) -> PageOutput:
     for data in experiments:
         merged = average(data, (UPSTREAM, "merged", ""))
         for setting in settings_of(data):
-            name = data.model_title
-            cells = [f"{name} <small>{SHORT[setting]}</small>"]
+            cells = [f"{data.model_title} <small>{SHORT[setting]}</small>"]
             for measure in ("cosine", "relative_drift"):
                 drifts = drift_rows(data, measure, setting)  # cosines end with the final features
                 last = drifts[drifts["position"] == drifts["position"].max()]
@@ -299,8 +298,8 @@ def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:
             cells.append(f"{aligned['cosine'].mean():.3f}" if len(aligned) else "–")
             cells.append(f"{changes['cosine'].mean():.3f}" if len(changes) else "as merged")
             name = (METHODS | {"merged": UPSTREAMS[UPSTREAM]})[method]
-            label = ", ".join(filter(None, (data.model_name, SHORT[setting])))
-            kind = "fc-merger" if method == "merged" else ""
-            rows.append((kind, [f"{name} <small>{label}</small>", *cells]))
+            short = (SIZE_NAMES if method == adapter else SHORT)[setting]
+            at = ", ".join(filter(None, (data.model_name, short)))
+            rows.append(("" if setting else "fc-merger", [f"{name} <small>{at}</small>", *cells]))
     head = ["", "Accuracy (%)", "Cosine of final features", "Cosine of task vectors"]
     return tabulate(head, rows, "Means over tasks, one seed; cosines to the expert’s")
