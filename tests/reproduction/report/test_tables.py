@@ -55,7 +55,7 @@ def test_every_cell_is_the_mean_of_its_rows_in_the_csv(name):
         if not row.cells or (method == "expert" and pool == "mergebench"):
             continue
         model_scores = scores[(scores["method"] == method) & (scores["upstream"] == row.upstream)]
-        chosen = {"printed": "paper", "tuned": "suite", "": "paper"}[setting]
+        chosen = "suite" if setting in ("tuned", "smaller") else "paper"
         chosen = chosen if method in METHODS else ""
         model_scores = model_scores[model_scores["setting"] == chosen]
         for task, values in model_scores.groupby("task")["value"]:
