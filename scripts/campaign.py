@@ -3,7 +3,7 @@ of ours.
 
     python scripts/campaign.py [NAME ...]
 
-NAME: families, calls, signals, inputs or commands, or one case as it is printed, such as a family,
+NAME: families, calls, inputs or commands, or one case as it is printed, such as a family,
 "a family (command)", or "no data (run)".
 
 Tiny random models represent the families. A written model has to load again and to have the
@@ -18,15 +18,14 @@ import json
 import os
 import re
 import shutil
-import signal
 import string
-import subprocess
 import sys
 import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 import transformers as tf
-from checkpoints import picture
-from families import FAMILIES, GROUPED, WIDE, pairs, text, translations
+from checkpoints import picture, tensors, with_tensors
+from families import FAMILIES, GROUPED, WIDE, Family, family, pairs, text, translations
+from families import experiment as family_experiment
 from language import WORDS, folder, jsonl
 from safetensors.torch import load_file, save_file
-from tiny import PAPER, TEXT, averaged, clip, experiment, images, make, shifted
+from tiny import PAPER, TEXT, clip, experiment, images, make, shifted
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import featcal
@@ -78,10 +78,8 @@ SIGLIP_TEXT = TEXT | {"max_position_embeddings": 7, "projection_size": 32}
 TALKS = {"vision_config": WIDE | {"model_type": "clip_vision_model"}, "image_token_index": 96} | {
     "text_config": GROUPED | {"model_type": "llama"}
 }
-Family = tuple[
-    str, dict[str, Any], Callable[[int], list[Any]], dict[str, Any]
-]  # class, configuration, batches, settings
-MORE_FAMILIES: dict[str, Family] = {
+# class, configuration, batches, settings
+MORE_FAMILIES: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
     "BART": ("BartForConditionalGeneration", BOTH, translations, {}),
     "Pegasus": ("PegasusForConditionalGeneration", BOTH, translations, {}),
     "mBART": ("MBartForConditionalGeneration", BOTH, translations, {}),
@@ -128,56 +126,37 @@ MORE_FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def family(
-    build: Callable[[], torch.nn.Module],
-    batches: Callable[[int], list[Any]],
-    settings: dict[str, Any],
-) -> str:
+def in_memory(case: Family, settings: dict[str, Any]) -> tuple[str, str]:
     """Merge, calibrate, measure and compare one family in memory."""
-    base = make(build, 0, torch.float32)
-    experts = {task: shifted(base, i + 1, 0.02) for i, task in enumerate("ab")}
-    data = {task: [single(batch) for batch in batches(i + 5)] for i, task in enumerate("ab")}
-    plan = (
-        featcal.BlockPlan(*(featcal.Stack(path, path) for path in settings.get("stack", ())))
-        if "stack" in settings
-        else None
-    )
-    chosen_settings = PAPER.but(
-        **{name: value for name, value in settings.items() if name != "stack"}
-    )
-    merged = averaged(list(experts.values()))
-    result = featcal.calibrate(
-        merged, base=base, experts=experts, batches=data, settings=chosen_settings, plan=plan
-    )
-    models = {"merged": merged, "calibrated": result.model}
-    before, after = featcal.compare(models, experts, data, plan=plan)[-2:]
+    paths = settings.get("stack", ())
+    plan = featcal.BlockPlan(*(featcal.Stack(path, path) for path in paths)) if paths else None
+    chosen = PAPER.but(**{name: value for name, value in settings.items() if name != "stack"})
+    given = family_experiment(case, torch.float32)
+    result = featcal.calibrate(**given, settings=chosen, plan=plan)
+    models = {"merged": given["merged"], "calibrated": result.model}
+    before, after = featcal.compare(models, given["experts"], given["batches"], plan=plan)[-2:]
     drift = f"{before.relative_drift:.3f} to {after.relative_drift:.3f}"
-    return f"{len(result.blocks)} blocks, drift {drift}"
+    return OK, f"{len(result.blocks)} blocks, drift {drift}"
 
 
 def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, root: Path) -> list[str]:
     """Folders of base and experts with data, as a user has them; the options that name the data."""
     base = make(build, 0, torch.float32)
-    parameters = set(inspect.signature(base.forward).parameters)
+    is_pair = "decoder_input_ids" in inspect.signature(base.forward).parameters
+    rows = [{"input": word, "target": word} if is_pair else {"text": word} for word in WORDS]
     for number, name in enumerate(("base", "a", "b")):
         save_model(shifted(base, number, 0.02) if number else base, root / name)
-        processor = (
-            tf.ViTImageProcessorPil(size={"height": 16, "width": 16}) if pictures else letters()
-        )
+        side = {"height": 16, "width": 16}
+        processor = tf.ViTImageProcessorPil(size=side) if pictures else letters()
         processor.save_pretrained(root / name)
     for name in "ab":
         if pictures:
-            (root / f"{name}.pictures").mkdir()
+            out = root / f"{name}.pictures"
+            out.mkdir()
             for number in range(9):
-                picture(size=(20, 24), seed=number).save(
-                    root / f"{name}.pictures" / f"{number}.png"
-                )
+                picture(size=(20, 24), seed=number).save(out / f"{number}.png")
         else:
-            is_pair = "decoder_input_ids" in parameters
-            jsonl(
-                root / f"{name}.jsonl",
-                [{"input": word, "target": word} if is_pair else {"text": word} for word in WORDS],
-            )
+            jsonl(root / f"{name}.jsonl", rows)
     ending = "pictures" if pictures else "jsonl"
     return f"--data a=a.{ending} --data b=b.{ending}".split()
 
@@ -195,28 +174,21 @@ def letters() -> tf.PreTrainedTokenizerFast:
     )
 
 
-def by_command(
-    build: Callable[[], torch.nn.Module], pictures: bool, options: list[str]
-) -> tuple[str, str]:
+def by_command(case: Family, settings: dict[str, Any]) -> tuple[str, str]:
     """Try one family by the command line, from folder to folder; a dry run has to find the faults
     that the run finds, and plan may not fail.
     """
+    pictures, options = "pixel_values" in case.batches(0)[0], options_of(settings)
     with tempfile.TemporaryDirectory() as root:
-        data = family_folders(build, pictures, Path(root))
+        data = family_folders(case.build, pictures, Path(root))
         with chdir(root):
             code, message = command(MERGE)
             if code:
                 return NAMED, f"merge: {message}"
             start, rest = CALIBRATE.index("--data"), CALIBRATE.index("--out")
             # auto measures no drift, and may keep the merged model
-            arguments = [
-                *CALIBRATE[:start],
-                *data,
-                *CALIBRATE[rest:],
-                "--preset",
-                "paper",
-                *options,
-            ]
+            arguments = [*CALIBRATE[:start], *data, *CALIBRATE[rest:], "--preset", "paper"]
+            arguments += options
             before = everything()
             dry_code, dry_message = command([*arguments, "--dry-run"])
             if fault := bad_message(dry_code, dry_message) or left_by(before):
@@ -225,9 +197,7 @@ def by_command(
             if dry_code != code:
                 problem = f"the dry run ends with {dry_code}, the run with {code}: "
                 return SILENT, problem + (dry_message or message).strip()[:200]
-            if fault := bad_message(code, message) or left_by(
-                before, *(["new"] if code == 0 else [])
-            ):
+            if fault := bad_message(code, message) or left_by(before, "" if code else "new"):
                 return SILENT, fault
             stacks = options if any(option.startswith("stack=") for option in options) else []
             tokens = [] if pictures else ["--set", "tokens=7"]
@@ -253,9 +223,9 @@ def everything() -> dict[str, int]:
     return {str(path): path.stat().st_size if path.is_file() else 0 for path in Path().rglob("*")}
 
 
-def left_by(before: dict[str, int], *expected: str) -> str:
-    """Return which files were left or changed besides the expected ones; empty if none."""
-    now = {name: size for name, size in everything().items() if Path(name).parts[0] not in expected}
+def left_by(before: dict[str, int], expected: str = "") -> str:
+    """Return which files were left or changed outside the expected folder; empty if none."""
+    now = {name: size for name, size in everything().items() if Path(name).parts[0] != expected}
     differs = [name for name in {*before, *now} if before.get(name) != now.get(name)]
     return f"left or changed: {', '.join(sorted(differs)[:5])}" if differs else ""
 
@@ -326,17 +296,8 @@ def options_of(settings: dict[str, Any]) -> list[str]:
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 
-def single(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {
-        name: value.float() if value.is_floating_point() else value for name, value in batch.items()
-    }
-
-
-def built(name: str, config: dict[str, Any]) -> Callable[[], torch.nn.Module]:
-    kind = getattr(tf, name)
-    return lambda: kind(kind.config_class(**config))
-
-
+# of a command the folder that it starts from, and the one that it writes
+WRITES = {"calibrate": ("merged", "new"), "merge": ("base", "m")}
 MERGE = "merge average --base base --expert a=a --expert b=b --out merged".split()
 CALIBRATE = (
     "calibrate --base base --merged merged --expert a=a --expert b=b --data a=a.jsonl --data b=b.jsonl --out new "
@@ -344,23 +305,10 @@ CALIBRATE = (
 ).split()
 
 
-def changed(model_folder: str, **tensors: torch.Tensor | None) -> None:
-    file = Path(model_folder) / "model.safetensors"
-    state = load_file(file) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}
-    save_file(
-        {name: tensor for name, tensor in state.items() if tensor is not None},
-        file,
-        metadata={"format": "pt"},
-    )
-
-
 def configured(model_folder: str, **values: Any) -> None:
     file = Path(model_folder) / "config.json"
-    file.write_text(
-        json.dumps(
-            {k: v for k, v in (json.loads(file.read_text()) | values).items() if v is not None}
-        )
-    )
+    config = json.loads(file.read_text()) | values
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
 
 
 def cut(file: str) -> None:
@@ -406,17 +354,17 @@ def headed(model_folder: str, labels: int) -> None:
     model.save_pretrained(model_folder)
 
 
-FULL = "encoder__layer__0__intermediate__dense__weight"
+FULL = "encoder.layer.0.intermediate.dense.weight"
 # by name the harm done to good folders (base, a, b, merged and two files of text), and whether the
 # command may then succeed
 BAD: dict[str, tuple[Callable[[], object], bool]] = {
     "nothing": (lambda: None, True),
-    "NaN in an expert": (lambda: changed("a", **{FULL: torch.full((64, 32), float("nan"))}), False),
-    "infinity in the base": (lambda: changed("base", **{FULL: torch.full((64, 32), float("inf"))}), False),
-    "a tensor is missing": (lambda: changed("a", **{FULL: None}), False),
-    "a tensor of another shape": (lambda: changed("a", **{FULL: torch.zeros(48, 32)}), False),
-    "a tensor too many": (lambda: changed("a", more__weight=torch.zeros(3)), True),
-    "whole numbers as weights": (lambda: changed("a", **{FULL: torch.zeros(64, 32, dtype=torch.int8)}), False),
+    "NaN in an expert": (lambda: with_tensors(Path("a"), {FULL: torch.full((64, 32), float("nan"))}), False),
+    "infinity in the base": (lambda: with_tensors(Path("base"), {FULL: torch.full((64, 32), float("inf"))}), False),
+    "a tensor is missing": (lambda: with_tensors(Path("a"), {FULL: None}), False),
+    "a tensor of another shape": (lambda: with_tensors(Path("a"), {FULL: torch.zeros(48, 32)}), False),
+    "a tensor too many": (lambda: with_tensors(Path("a"), {"more.weight": torch.zeros(3)}), True),
+    "whole numbers as weights": (lambda: with_tensors(Path("a"), {FULL: torch.zeros(64, 32, dtype=torch.int8)}), False),
     "a truncated file": (lambda: cut("a/model.safetensors"), False),
     "an empty file": (lambda: Path("a/model.safetensors").write_bytes(b""), False),
     "weights as a pickle": (lambda: Path("a/model.safetensors").rename("a/pytorch_model.bin"), False),
@@ -462,7 +410,7 @@ BAD: dict[str, tuple[Callable[[], object], bool]] = {
     "an expert with more words": (lambda: shaped("a", lambda model: model.resize_token_embeddings(270)), True),
     "an expert with fewer words": (lambda: shaped("a", lambda model: model.resize_token_embeddings(250)), True),
     "experts with heads of their own": (lambda: [headed(name, labels) for name, labels in (("a", 2), ("b", 5))], True),
-    "half precision": (lambda: [changed(p, **{n.replace(".", "__"): t.bfloat16() for n, t in load_file(f"{p}/model.safetensors").items()}) for p in ("base", "a", "b", "merged")], True),  # noqa: E501
+    "half precision": (lambda: [with_tensors(Path(p), {n: t.bfloat16() for n, t in tensors(Path(p)).items()}) for p in ("base", "a", "b", "merged")], True),  # noqa: E501
 }  # fmt: skip
 
 
@@ -584,42 +532,6 @@ def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str
     return SILENT, "a result came out"
 
 
-def interrupted(sign: signal.Signals, good: Path, root: Path) -> tuple[str, str]:
-    """Return the verdict on a run that is stopped after its first block and begun again: it has to
-    write the bytes of a run that was not.
-    """
-    shutil.copytree(good, root)
-    with chdir(root):
-        assert command(CALIBRATE)[0] == 0
-        undisturbed = Path("new").rename("whole")
-        arguments = [sys.executable, "-m", "featcal", *CALIBRATE]
-        with subprocess.Popen(
-            arguments, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
-        ) as run:
-            output = next(line for line in run.stderr if ".00" in line)  # type: ignore[union-attr]
-            run.send_signal(sign)
-            output += run.stderr.read()  # type: ignore[union-attr]
-        expected_code = -sign if sign is signal.SIGKILL else cli.INTERRUPTED
-        if run.returncode != expected_code or "Traceback" in output or Path("new").exists():
-            return TRACEBACK, f"exit code {run.returncode}: {output[-200:]}"
-        if (code := command(CALIBRATE)[0]) != 0:
-            return TRACEBACK, f"the second run ends with {code}"
-        files = [
-            (model_folder / "model.safetensors").read_bytes()
-            for model_folder in (undisturbed, Path("new"))
-        ]
-        leftovers = [
-            path.name
-            for path in Path().iterdir()
-            if ".part" in path.name or path.name.startswith(".")
-        ]
-        return (
-            (OK, "same bytes")
-            if files[0] == files[1] and not leftovers
-            else (SILENT, f"other bytes, or left: {leftovers}")
-        )
-
-
 def lines(table: str) -> list[list[str]]:
     return [line.split() for line in table.replace("\n", " ").split("|")]
 
@@ -632,62 +544,40 @@ def command(arguments: list[str]) -> tuple[int, str]:
     return code, errors.getvalue() if code else output.getvalue()
 
 
-def fine_command(good: Path, root: Path, arguments: list[str]) -> tuple[str, str]:
-    """Return the verdict on a command that has to do what it says and nothing else."""
+def on_copy(
+    good: Path, root: Path, arguments: list[str], fine: bool, harm: Any = None
+) -> tuple[str, str]:
+    """Return the verdict on one command on a copy of good folders, after some harm to them.
+
+    fine: whether the command has to do what it says, and nothing else.
+    """
     shutil.copytree(good, root)
     with chdir(root):
+        if harm:
+            harm()
         before = everything()
         code, message = command(arguments)
-        if code:
-            return TRACEBACK, f"refused: {message.strip()[:300]}"
-        fault = left_by(before, "m") or (
-            no_result(Path("base"), Path("m")) if arguments[0] == "merge" else ""
-        )
-        return (SILENT, fault) if fault else (OK, "")
-
-
-def bad_input(
-    harm: Callable[[], object], good: Path, fine: bool, arguments: list[str], root: Path
-) -> tuple[str, str]:
-    """Return the verdict on one command after some harm was done to its inputs."""
-    shutil.copytree(good, root, symlinks=True)
-    with chdir(root):
-        harm()
-        before = everything()
-        code, message = command(arguments)
-        fault = bad_message(code, message) or left_by(
-            before, *(["new"] if code == 0 and "--dry-run" not in arguments else [])
-        )
-        if fault:
-            return SILENT, fault
-        if code == 0 and fine and "--dry-run" not in arguments:
-            fault = no_result(Path("merged"), Path("new"))
-            return (SILENT, fault) if fault else (OK, "")
+        start, out = WRITES.get(arguments[0], ("", ""))
+        out = "" if code or "--dry-run" in arguments else out
+        fault = bad_message(code, message) or left_by(before, out)
+        if fine and out:
+            fault = fault or no_result(Path(start), Path(out))
+        if fault or (code == 0 and not fine):
+            return SILENT, fault or "a result came out"
         if code == 0:
-            return (OK, "") if fine else (SILENT, "a result came out")
-        return (
-            (TRACEBACK, f"refused though it is fine: {message.strip()[:300]}")
-            if fine
-            else (NAMED, message.strip()[:160])
-        )
+            return OK, ""
+        text = message.strip()[:300]
+        return (TRACEBACK, f"refused though it is fine: {text}") if fine else (NAMED, text[:160])
 
 
 def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tuple[str, str]]]]:
     """Return the two trials of each family by its name: in memory, and by the command line."""
-    by_title = {title: FAMILIES[name] for name, title in SHOWN.items()}
-    cases = {title: (case.build, case.batches, {}) for title, case in by_title.items()}
-    cases |= {
-        name: (built(kind, config), batches, settings)
-        for name, (kind, config, batches, settings) in MORE_FAMILIES.items()
-    }
+    cases = {title: (FAMILIES[name], {}) for name, title in SHOWN.items()}
+    for name, (kind, config, batches, settings) in MORE_FAMILIES.items():
+        cases[name] = family(kind, config, {}, batches=batches), settings
     return {
-        name: (
-            lambda b=build, i=batches, s=settings: (OK, family(b, i, s)),
-            lambda b=build, i=batches, s=settings: by_command(
-                b, "pixel_values" in i(0)[0], options_of(s)
-            ),
-        )
-        for name, (build, batches, settings) in cases.items()
+        name: (partial(in_memory, *case), partial(by_command, *case))
+        for name, case in cases.items()
     }
 
 
@@ -698,11 +588,8 @@ def verdict_of(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
     except FeatCalError as error:
         return NAMED, str(error).splitlines()[0][:110]
     except Exception as error:  # the campaign looks for these
-        frames = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if "/featcal/" in frame.filename
-        ]
+        trace = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in trace if "/featcal/" in frame.filename]
         at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
         return TRACEBACK, f"{type(error).__name__}: {str(error)[:110]}{at}"
 
@@ -725,9 +612,6 @@ def matrix(verdicts: dict[str, str]) -> list[str]:
 def main(selected: list[str]) -> int:
     """Everything, or what is named; 1 where something is a fault of ours."""
     tf.logging.set_verbosity_error()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored in a shell's background, and then by our processes, too
     counts: Counter[str] = Counter()
     verdicts: dict[str, str] = {}
 
@@ -738,18 +622,15 @@ def main(selected: list[str]) -> int:
         counts[verdicts[name]] += 1
         print(f"{verdicts[name]:10} {name}: {' '.join(message.split())}", flush=True)
 
-    for name, (in_memory, by_folders) in families().items():
-        report("families", name, in_memory)
+    for name, (by_call, by_folders) in families().items():
+        report("families", name, by_call)
         report("families", f"{name} (command)", by_folders)
     if not selected or "families" in selected:
         print("\n".join(matrix({name: verdicts[name] for name in families()})), flush=True)
     for function, others in WRONG.items():
         for number, other in enumerate(others):
-            report(
-                "calls",
-                f"featcal.{function}: {', '.join(other)} ({number})",
-                lambda f=function, o=other: wrong_call(f, o),
-            )
+            name = f"featcal.{function}: {', '.join(other)} ({number})"
+            report("calls", name, partial(wrong_call, function, other))
     with tempfile.TemporaryDirectory() as root:
         good = Path(root) / "good"
         for seed, name in enumerate(("base", "a", "b")):
@@ -759,32 +640,18 @@ def main(selected: list[str]) -> int:
         with chdir(good):
             assert command(MERGE)[0] == 0
         folders = (Path(root) / str(number) for number in count())
-        for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
-            report(
-                "signals",
-                f"{sign.name} after a block, then again",
-                lambda s=sign: interrupted(s, good, next(folders)),
-            )
+
+        def report_copy(group: str, name: str, arguments: list[str], *fine_and_harm: Any) -> None:
+            report(group, name, partial(on_copy, good, next(folders), arguments, *fine_and_harm))
+
         for harm_name, (harm, fine) in BAD.items():
-            for arguments in (CALIBRATE, [*CALIBRATE, "--dry-run"]):
-                mode = "dry run" if "--dry-run" in arguments else "run"
-                case = (harm, good, fine, arguments)
-                report(
-                    "inputs", f"{harm_name} ({mode})", lambda a=case: bad_input(*a, next(folders))
-                )
-        for arguments in (*([*CALIBRATE, *options] for options in lines(ADDED)), *lines(WHOLE)):
-            name = " ".join(arguments).removeprefix(f"{' '.join(CALIBRATE)} ")
-            report(
-                "commands",
-                name,
-                lambda a=(lambda: None, good, False, arguments): bad_input(*a, next(folders)),
-            )
-        for arguments in lines(FINE):
-            report(
-                "commands",
-                " ".join(arguments),
-                lambda w=arguments: fine_command(good, next(folders), w),
-            )
+            report_copy("inputs", f"{harm_name} (run)", CALIBRATE, fine, harm)
+            report_copy("inputs", f"{harm_name} (dry run)", [*CALIBRATE, "--dry-run"], fine, harm)
+        for options in lines(ADDED):
+            report_copy("commands", " ".join(options), [*CALIBRATE, *options], False)
+        for table, fine in ((WHOLE, False), (FINE, True)):
+            for arguments in lines(table):
+                report_copy("commands", " ".join(arguments), arguments, fine)
     print(", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items())))
     return 1 if counts[SILENT] or counts[TRACEBACK] else 0
 

@@ -6,13 +6,11 @@ Nothing here knows calibration or adapters. Wanted, per role: a base of 50-78 po
 """
 
 import argparse
-import json
-import time
 from pathlib import Path
 
 import torch
 
-from featcal.files import write_json
+from featcal.files import read_json, write_json
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.language.generation import score_glue
 from reproduction.mini.language.domains import COUNTS, WORLDS, draw_rows, draw_samples
@@ -45,42 +43,24 @@ def measured(folder: Path, settings: FineTuneText) -> dict:
     averaging takes an eighth.
     """
     tokenizer, base = load_tokenizer(folder), load_model(folder)
-    results: dict = {"base": scores(base, tokenizer, WORLDS), "experts": {}, "seconds": {}}
+    results: dict = {"base": scores(base, tokenizer, WORLDS), "experts": {}}
     start = {name: value.clone() for name, value in base.state_dict().items()}
     vector_sum = {name: torch.zeros_like(value) for name, value in start.items()}
     for task in WORLDS:
         samples = draw_samples(task, "train", COUNTS["train"], DATA_SEED)
-        began = time.process_time()
         expert = fine_tune_text(folder, samples, settings, task, EXPERT_SEED)
-        results["seconds"][task] = round(time.process_time() - began, 1)
-        task_score = scores(expert, tokenizer, [task])
-        results["experts"] |= task_score
+        results["experts"] |= scores(expert, tokenizer, [task])
+        print(task, "expert", results["experts"][task], flush=True)
         for name, value in expert.state_dict().items():
             vector_sum[name] += value - start[name]
-        print(
-            task,
-            f"base {results['base'][task]:.1f} expert {task_score[task]:.1f} ({results['seconds'][task]} CPU-s)",
-            flush=True,
-        )
-    for name, scale in {
-        "average": 1 / len(WORLDS),
-        **{f"task_arithmetic {scale:g}": scale for scale in SCALES},
-    }.items():
+    factors = {f"task_arithmetic {scale:g}": scale for scale in SCALES}
+    for name, scale in ({"average": 1 / len(WORLDS)} | factors).items():
         base.load_state_dict({key: value + scale * vector_sum[key] for key, value in start.items()})
         results[name] = scores(base, tokenizer, WORLDS)
     for name, values in results.items():
-        if name != "seconds" and values:
-            print(
-                f"{name:22}",
-                *(f"{value:6.1f}" for value in values.values()),
-                f"| {mean(values):5.1f}",
-                flush=True,
-            )
+        columns = [f"{value:6.1f}" for value in values.values()]
+        print(f"{name:22}", *columns, f"| {sum(values.values()) / len(values):5.1f}", flush=True)
     return results
-
-
-def mean(values: dict[str, float]) -> float:
-    return sum(values.values()) / len(values)
 
 
 def main() -> None:
@@ -88,15 +68,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("roles", nargs="*", default=list(ROLES), choices=[*ROLES, []])
-    roles = parser.parse_args().roles
     torch.set_num_threads(1)
-    results_by_role = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
-    for role in roles:
-        results = measured(MODELS / role, ROLES[role])
-        results.pop("seconds")  # another machine takes another time
-        write_json(
-            CHOICE, dict(sorted((results_by_role := results_by_role | {role: results}).items()))
-        )
+    record = read_json(CHOICE) if CHOICE.is_file() else {}
+    for role in parser.parse_args().roles:
+        record[role] = measured(MODELS / role, ROLES[role])
+        write_json(CHOICE, dict(sorted(record.items())))
 
 
 if __name__ == "__main__":

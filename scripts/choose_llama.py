@@ -11,15 +11,15 @@ of task arithmetic is the paper's 0.3.
 """
 
 import argparse
-import json
-import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from choose_mini import write_rounded
 
 from featcal.data.texts import Sample
-from featcal.files import atomic_path
+from featcal.files import read_json
 from featcal.merging.tensors import add_task_vector, average_tensor, task_vectors, tensor_sum
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.language.answers import CHECKS
@@ -57,24 +57,26 @@ def scores(model, tokenizer, rows: int) -> dict[str, float]:
 
 
 def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str, float]]:
-    folder, table, seconds = MODELS / role, {}, {}
+    folder, table = MODELS / role, {}
     tokenizer = load_tokenizer(folder)
     model = load_model(folder).eval()
-    table["base"] = scores(model, tokenizer, rows)
-    show(role, "base", table["base"])
+
+    def add(name: str, scored: Any) -> None:
+        table[name] = scores(scored, tokenizer, rows)
+        values = " ".join(f"{value:5.1f}" for value in table[name].values())
+        print(f"{role} {name:20}", values, flush=True)
+
+    add("base", model)
     base = {name: value.clone() for name, value in model.state_dict().items()}
-    experts = {}
+    experts = []
     for domain in DOMAINS:
         items = training_items(domain, "train", TRAINING["train"], DATA_SEED)
         samples = [
             Sample(f"{domain} {n}", item.prompt, f"{item.target}\n") for n, item in enumerate(items)
         ]
-        started = time.process_time()
         expert = fine_tune_text(folder, samples, settings, domain, EXPERT_SEED)
-        seconds[domain] = time.process_time() - started
-        experts[domain] = {name: value.clone() for name, value in expert.state_dict().items()}
-        table[domain] = scores(expert, tokenizer, rows)
-        show(role, domain, table[domain])
+        experts.append({name: value.clone() for name, value in expert.state_dict().items()})
+        add(domain, expert)
     mergers = {"average": average_tensor} | {
         f"task_arithmetic {scale:g}": lambda base, experts, scale=scale: add_task_vector(
             base, tensor_sum(task_vectors(base, experts)), scale
@@ -82,20 +84,12 @@ def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str
         for scale in SCALES
     }
     for name, merge in mergers.items():
-        model.load_state_dict(
-            {
-                key: merge(value, [expert[key] for expert in experts.values()])
-                for key, value in base.items()
-            }
-        )
-        table[name] = scores(model, tokenizer, rows)
-        show(role, name, table[name])
-    print("CPU seconds", {domain: round(value, 1) for domain, value in seconds.items()}, flush=True)
+        merged = {
+            key: merge(value, [expert[key] for expert in experts]) for key, value in base.items()
+        }
+        model.load_state_dict(merged)
+        add(name, model)
     return table
-
-
-def show(role: str, name: str, results: dict[str, float]) -> None:
-    print(f"{role} {name:20}", " ".join(f"{value:5.1f}" for value in results.values()), flush=True)
 
 
 def main() -> None:
@@ -109,7 +103,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    results = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
+    results = read_json(CHOICE) if CHOICE.is_file() else {}
     for role in args.roles:
         overrides = {
             name: value for name in ("steps", "lr") if (value := getattr(args, name)) is not None
@@ -122,11 +116,7 @@ def main() -> None:
             "experts": values,
         }
     if args.write:
-        rounded = json.loads(
-            json.dumps(results), parse_float=lambda text: float(f"{float(text):.6g}")
-        )
-        with atomic_path(CHOICE) as hidden:
-            hidden.write_text(json.dumps(rounded, indent=1, sort_keys=True) + "\n")
+        write_rounded(CHOICE, results)
 
 
 if __name__ == "__main__":

@@ -231,8 +231,13 @@ def choose_suite() -> None:
 def write(measurements: dict, chosen: dict) -> None:
     record = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
     record |= measurements | {"chosen": record.get("chosen", {}) | chosen, "images": "validation"}
+    write_rounded(CHOICE, record)
+
+
+def write_rounded(path: Path, record: dict) -> None:
+    """Write JSON whose floats have six digits."""
     rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.6g}"))
-    with atomic_path(CHOICE) as hidden:
+    with atomic_path(path) as hidden:
         hidden.write_text(json.dumps(rounded, indent=1, sort_keys=True) + "\n")
 
 

@@ -10,7 +10,6 @@ models: dvc repro pipeline/prepare/dvc.yaml:prepare_role@vit_s-8
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from featcal.files import write_json
 from featcal.models.load import load_tokenizer
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import Selection
-from reproduction.engine.score import task_scores
+from reproduction.engine.score import model_scores
 from reproduction.language.generation import right_answers
 from reproduction.prepare.chat import INSTRUCTIONS
 from reproduction.prepare.texts import load_texts
@@ -54,10 +53,8 @@ def main(key: str) -> None:
 
 def image_scores(setup: Setup, models: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return the accuracy of each model on each task."""
-    read = partial(Selection("validation").read, setup)
-    results = task_scores(
-        setup, lambda task: {name: by_task[task] for name, by_task in models.items()}, read
-    )
+    by_name = {name: by_task.get for name, by_task in models.items()}
+    results = model_scores(setup, by_name, Selection("validation"))
     return {
         name: {task: result["value"] for task, result in by_task.items()}
         for name, by_task in results.items()
@@ -70,12 +67,10 @@ def chat_scores(setup: Setup, models: dict[str, Any]) -> dict[str, dict[str, flo
     scores: dict[str, dict[str, float]] = {name: {} for name in models}
     for task in setup.tasks:
         texts = list(load_texts(setup.texts, task, "validation"))[:ROWS]
-        rows, options = (
-            [(text.text, text.target) for text in texts],
-            INSTRUCTIONS[task].answers.values(),
-        )
+        rows = [(text.text, text.target) for text in texts]
+        options = [*INSTRUCTIONS[task].answers.values()]
         for name, by_task in models.items():
-            right, _ = right_answers(by_task[task], tokenizer, rows, [*options])
+            right, _ = right_answers(by_task[task], tokenizer, rows, options)
             scores[name][task] = 100 * sum(right) / len(right)
     return scores
 

@@ -10,7 +10,6 @@ import json
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from reproduction.engine.context import load_context
 from reproduction.engine.workers import fan_out
@@ -30,35 +29,29 @@ def main() -> None:
     """Try every combination on one suite's first encoder."""
     context = load_context()
     role = next(iter(context.suite.sentences.roles))
-    model, texts = (
-        context.suite.sentences.roles[role].model,
-        context.root / context.suite.sentences.texts,
-    )
+    model = context.suite.sentences.roles[role].model
+    texts = context.root / context.suite.sentences.texts
     encoder = model_folder(context.root, model, context.pins)
     with TemporaryDirectory() as folder:
         store = Path(folder)
         write_encoder_and_heads(encoder, texts, TASKS, RECIPES[0].temperature, store)
         jobs = {
-            json.dumps([i, task]): (recipe, task, texts, store)
+            f"{i} {task}": (recipe, task, texts, store)
             for i, recipe in enumerate(RECIPES)
             for task in TASKS
         }
         scores = dict(fan_out("expert", score, jobs, context.suite.workers))
     rows = []
     for i, recipe in enumerate(RECIPES):
-        results = {task: scores[json.dumps([i, task])] for task in TASKS}
-        average = sum(right for right, _ in results.values()) / len(results)
-        record: dict[str, Any] = {
-            "steps": recipe.steps,
-            "lr": recipe.lr,
-            "frozen": list(recipe.frozen),
-        }
+        right, seconds = zip(*(scores[f"{i} {task}"] for task in TASKS), strict=True)
         rows.append(
             {
-                **record,
-                "validation": {task: results[task][0] for task in TASKS},
-                "average": round(average, 2),
-                "seconds": round(sum(s for _, s in results.values()) / len(results), 1),
+                "steps": recipe.steps,
+                "lr": recipe.lr,
+                "frozen": list(recipe.frozen),
+                "validation": dict(zip(TASKS, right, strict=True)),
+                "average": round(sum(right) / len(right), 2),
+                "seconds": round(sum(seconds) / len(seconds), 1),
             }
         )
     best = max(row["average"] for row in rows)

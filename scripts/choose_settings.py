@@ -10,7 +10,6 @@ pipeline/merge/dvc.yaml:merge@…
 """
 
 import argparse
-from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,12 @@ from featcal.files import read_json, write_json
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import streams
+from reproduction.engine.score import average as mean
+from reproduction.engine.score import language_scores
 from reproduction.engine.workers import fan_out
 from reproduction.experiments import DOMAIN_POOL, SampleDraw
+from reproduction.language.generation import score_glue
+from reproduction.prepare.texts import load_texts
 
 RIDGES = (1.0e-5, 1.0e-3, 1.0e-1, 1.0, 10.0)
 INTERPOLATIONS = (0.3, 0.6, 0.9)
@@ -71,30 +74,15 @@ def average(setup: Setup, ridge: float | None, interpolation: float | None) -> f
 
 def score(setup: Setup, model: Any) -> float:
     """Return the average over the tasks of GLUE, or over the tests."""
-    tokenizer = load_tokenizer(setup.base)
-    scores_of = _on_tests if setup.pool == DOMAIN_POOL else _on_glue
-    values = scores_of(setup, model, tokenizer)
-    return round(sum(values.values()) / len(values), 2)
-
-
-def _on_glue(setup: Setup, model: Any, tokenizer: Any) -> Mapping[str, float]:
-    from reproduction.language.generation import score_glue
-    from reproduction.prepare.texts import load_texts
-
-    scores = {}
+    if setup.pool == DOMAIN_POOL:
+        (scores,) = language_scores(setup, lambda _: model, {"": None}, "validation").values()
+        return round(mean(scores), 2)
+    tokenizer, values = load_tokenizer(setup.base), []
     for task in setup.tasks:
         texts = list(load_texts(setup.texts, task, "validation"))[:ROWS]
         samples = [(text.text, text.target or "") for text in texts]
-        scores[task] = score_glue(model, tokenizer, task, samples, batch=64)[0]
-    return scores
-
-
-def _on_tests(setup: Setup, model: Any, tokenizer: Any) -> Mapping[str, float]:
-    from reproduction.language.harness import load_tests, score_tests
-
-    tests = load_tests(setup.texts, setup.context.suite.language, "validation")
-    scores = score_tests(model, tokenizer, tests, batch=64)
-    return {key: value for key, (value, _, _) in scores.items()}
+        values.append(score_glue(model, tokenizer, task, samples, batch=64)[0])
+    return round(sum(values) / len(values), 2)
 
 
 if __name__ == "__main__":

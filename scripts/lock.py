@@ -45,11 +45,10 @@ def locked(*arguments: str, requirement: str = "", elsewhere: bool = False) -> d
     return {entry.split()[0]: entry for entry in re.split(r"\n(?=\S)", done.stdout.strip())}
 
 
-def write(name: str, entries: dict[str, str], head: str) -> None:
+def write(name: str, about: str, entries: dict[str, str]) -> None:
     """Write one file of requirements/."""
-    (ROOT / "requirements" / name).write_text(
-        "\n".join([f"# {head}", *entries.values(), ""]), encoding="utf-8"
-    )
+    lines = [f"# Written by scripts/lock.py: {about}.", *entries.values(), ""]
+    (ROOT / "requirements" / name).write_text("\n".join(lines), encoding="utf-8")
 
 
 def main() -> None:
@@ -62,46 +61,22 @@ def main() -> None:
         entries_of = {}
         for build, torch_pin in {"cuda": torch, "cpu": f"{torch}+cpu"}.items():
             path = Path(folder) / f"{build}.txt"
-            path.write_text(
-                "\n".join(torch_pin if pin == torch else pin for pin in pins), encoding="utf-8"
-            )
-            names = [
-                argument
-                for extra in [*extras, *(["gpu"] if build == "cuda" else [])]
-                for argument in ("--extra", extra)
-            ]
-            entries_of[build] = locked(
-                "pyproject.toml", *names, "-c", str(path), elsewhere=build == "cpu"
-            )
-    shared = {
-        pin: entry
-        for pin, entry in entries_of["cpu"].items()
-        if entries_of["cuda"].get(pin) == entry
-    }
-    write(
-        "linux.txt",
-        shared,
-        "Written by scripts/lock.py: what PyTorch's CPU build and its CUDA build need alike.",
-    )
+            lines = [torch_pin if pin == torch else pin for pin in pins]
+            path.write_text("\n".join(lines), encoding="utf-8")
+            names = [*extras, "gpu"] if build == "cuda" else extras
+            options = [f"--extra={name}" for name in names]
+            arguments = ("pyproject.toml", *options, "-c", str(path))
+            entries_of[build] = locked(*arguments, elsewhere=build == "cpu")
+    cuda, cpu = entries_of.values()
+    shared = {pin: entry for pin, entry in cpu.items() if cuda.get(pin) == entry}
+    write("linux.txt", "what PyTorch's CPU build and its CUDA build need alike", shared)
     for build, entries in entries_of.items():
-        entries_of_build = {"": "-r linux.txt"} | {
-            pin: entry for pin, entry in entries.items() if pin not in shared
-        }
-        write(
-            f"linux-{build}.txt",
-            entries_of_build,
-            f"Written by scripts/lock.py: PyTorch's {build.upper()} build, Linux, Python 3.11.",
-        )
-    write(
-        "build.txt",
-        locked(requirement=BUILD),
-        "Written by scripts/lock.py: what builds the packages that come as source.",
-    )
-    write(
-        "antlr4.txt",
-        locked("--no-deps", requirement=antlr),
-        "Written by scripts/lock.py: for a folder of its own (Makefile).",
-    )
+        own = {pin: entry for pin, entry in entries.items() if pin not in shared}
+        about = f"PyTorch's {build.upper()} build, Linux, Python 3.11"
+        write(f"linux-{build}.txt", about, {"": "-r linux.txt"} | own)
+    write("build.txt", "what builds the packages that come as source", locked(requirement=BUILD))
+    antlr_entries = locked("--no-deps", requirement=antlr)
+    write("antlr4.txt", "for a folder of its own (Makefile)", antlr_entries)
 
 
 if __name__ == "__main__":
