@@ -140,12 +140,9 @@ def _cell(claim: Claim, verdicts: Sequence[Verdict | None], short: bool) -> str:
     first, *others = verdicts
     if first is None:
         return ""
-    parts, whole = len(first.claim.parts), len(claim.parts)
-    partly = 0 < parts < whole and first.word != "not run"
-    only = f"<small>here: {parts} of {whole}</small>" if partly else ""
-    cell = verdict_chip(first)
+    only, cell = first.share_of(claim), verdict_chip(first)
     if not (short and claim.location.startswith(LISTED)):
-        cell += f"<br>{measured(first, short)}{only}"
+        cell += f"<br>{measured(first, short)}" + (f"<small>{only}</small>" if only else "")
     for tuned in others if claim.has_settings else ():
         if tuned and tuned.word != first.word:
             cell += f"<small>tuned: {verdict_chip(tuned)}</small>"

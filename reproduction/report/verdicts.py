@@ -66,6 +66,11 @@ class Verdict:
         """Return True if the margin points the claimed way, whatever its error."""
         return self.margin > 0
 
+    def share_of(self, whole: Claim) -> str:
+        """Return how many parts of a claim about several rows were run, empty if all were."""
+        parts, count = len(self.claim.parts), len(whole.parts)
+        return f"here: {parts} of {count}" if 0 < parts < count and self.word != "not run" else ""
+
 
 @dataclass(frozen=True)
 class EvidenceSource:
