@@ -27,7 +27,7 @@ from featcal.files import read_json
 from featcal.models import checkpoint
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
-from featcal.models.load import copy_other_files, load_as_calibrated, save_model
+from featcal.models.load import copy_other_files, load_as_calibrated, model_class, save_model
 from featcal.models.modules import tied_names
 
 Tensors = dict[str, Tensor]  # by name
@@ -290,6 +290,13 @@ def is_peft(model: object) -> bool:
     """Return whether a model is a PeftModel, without importing peft."""
     kind = type(model)  # a LoraModel or PeftMixedModel is none
     return kind.__module__.startswith("peft.") and hasattr(kind, "get_base_model")
+
+
+def class_of(model: Any) -> type:
+    """Return the class of a model, or of a PeftModel's base. Raises: MissingPath, BadFile."""
+    if isinstance(model, nn.Module):
+        return type(model.get_base_model() if is_peft(model) else model)
+    return model_class(model)
 
 
 def peft_package() -> Any:
