@@ -113,10 +113,9 @@ def open_models(
     require(len(float64) in (0, len(run)), "models in float64", float64, expected)
     for name, handle in handles.items():
         handle.check_finite(name)
-        loaded = type(handle.module)
-        complete = isinstance(handle, StreamedModel) and load.model_class(handle.folder) is loaded
-        if complete and handle.ignored:
-            LOG.warning(f"{name}: {loaded.__name__} has no {list_of(handle.ignored)}: not used")
+        if isinstance(handle, StreamedModel) and handle.own_class and handle.ignored:
+            kind_name = type(handle.module).__name__
+            LOG.warning(f"{name}: {kind_name} has no {list_of(handle.ignored)}: not used")
     used = Calibration() if settings == "auto" else settings
     for stack in plan.stacks if used.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class

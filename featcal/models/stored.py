@@ -147,6 +147,7 @@ class ModelFolder:
 
     def __init__(self, folder: str | Path, module: PreTrainedModel | None = None):
         self.module = module or skeleton(folder)
+        self.own_class = load.model_class(folder) is type(self.module)
         part = load.VISION if type(self.module) is CLIPVisionModel else None
         self.files = LazyCheckpoint(folder, part)
         self.files.require_floating()
@@ -161,7 +162,7 @@ class ModelFolder:
             else:
                 surplus.append((name, tensor))
         pooler = {name for name in state if name.startswith("pooler.")}  # Swin's has no parameters
-        if pooler and not pooler & present.keys() and load.model_class(folder) is type(self.module):
+        if pooler and not pooler & present.keys() and self.own_class:
             self.module.pooler = None  # encoders run without one
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
         is_buffer = load.buffer_test(self.module)
