@@ -20,7 +20,7 @@ from featcal.cli.output import note
 from featcal.errors import BadFile, BadPlan, BadSetting, FeatCalError, MissingPath, UnknownKey
 from featcal.files import read_json
 from featcal.interchange.mergekit import WRITTEN, Recipe, read_recipe, recipe_in
-from featcal.models.checkpoint import ADAPTER, is_adapter, modules_of
+from featcal.models.checkpoint import is_adapter, modules_of, require_config
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ T = TypeVar("T")
 PROMPT = ["a photo of a {}."]
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
 CONFIGURATION += ["*.spm", "bpe.codes"]  # tokenizers of Marian and XLM
-CONFIGS = ("config.json", ADAPTER, "open_clip_config.json")
 HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
@@ -80,11 +79,6 @@ class Inputs:
         return models + [source for source in sources if isinstance(source, Path)]
 
 
-def has_config(folder: Path) -> bool:
-    """Return whether a folder holds the configuration of a model or an adapter."""
-    return any((folder / name).is_file() for name in CONFIGS)
-
-
 def model_folder(named_by: str, name: str, near: Path | None = None, weights: bool = True) -> Path:
     """Return a model's folder, from `near`, here or the hub; without `weights` its configuration."""
     require(isinstance(name, str), named_by, name, "must name a model")  # in a record
@@ -94,10 +88,7 @@ def model_folder(named_by: str, name: str, near: Path | None = None, weights: bo
         folder = Path(os.path.relpath((near / folder).resolve()))
     if folder.is_dir():
         modules_of(folder)  # names an old layout, whose config.json is in a sub-folder
-        if not has_config(folder):
-            inner = next(filter(has_config, sorted(folder.iterdir())), "no folder in it")
-            expected = f"must be a model folder, which has a config.json; {inner} has one"
-            raise BadSetting(named_by, str(folder), expected)
+        require_config(folder, named_by)
         return folder
     searched = f"searched {f'in {near} and ' if near else ''}in the current folder"
     if (hub := HUB_MODEL.fullmatch(str(name))) is None:

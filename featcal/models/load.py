@@ -173,7 +173,7 @@ def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def model_class(folder: str | Path) -> type[PreTrainedModel]:
-    """Return the transformers class that config.json names. Raises: MissingPath, BadFile."""
+    """Return the class that config.json names. Raises: MissingPath, BadSetting, BadFile."""
     path = folder_path(folder)
     if checkpoint.is_adapter(folder):
         way_out = "merge, calibrate and the command compare accept it as an expert"
@@ -185,6 +185,7 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
         raise BadFile(folder, problem, f"{way_out}; or, if it is merged already, remove {ADAPTER}")
     refuse_code(folder)
     modules_of(path)  # refuses old layouts, which have no config.json here
+    checkpoint.require_config(path)
     if not (path / CONFIG).is_file() and (path / OPEN_CLIP).is_file():
         way_out = f"make one of transformers: featcal convert {quote(str(folder))} --out MODEL"
         raise BadFile(folder, "a model of open_clip", way_out)
