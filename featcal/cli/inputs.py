@@ -197,7 +197,7 @@ def read_compared(
     recording = next(filter(records_models, models.values()), first)
     arguments: Any = recording and str(recording), base, expert, data, recipe
     inputs = read_inputs(*arguments, needs_base=False, collect=collect)
-    for folder in models.values():
+    for folder in sorted({*models.values()} - {inputs.base, inputs.merged}):  # these are checked
         check_config(folder)
     if inputs.base == recording:  # taken for the base, which is not known
         reason = ", ".join(f"{name!r} is a LoRA adapter of it" for name in inputs.adapter_bases)
