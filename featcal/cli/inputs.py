@@ -18,7 +18,7 @@ from featcal.card import RECORD, read_record
 from featcal.cli import options
 from featcal.cli.output import note
 from featcal.errors import BadFile, BadPlan, BadSetting, FeatCalError, MissingPath, UnknownKey
-from featcal.files import read_json
+from featcal.files import read_json, write_json
 from featcal.interchange.mergekit import WRITTEN, Recipe, read_recipe, recipe_in
 from featcal.models.checkpoint import is_adapter, modules_of, require_config
 from featcal.settings import require
@@ -322,6 +322,13 @@ class Request:
         expected = f"must have {out + least} samples or more, {out} to leave out; it has {count}"
         require(count - out >= least, f"--data {task}", source, expected + tip)
         return replace(self.draw, skip=skip, samples=min(most, count - out))
+
+    def record(self, out: Path, draws: "Mapping[str, Draw]", **more: Any) -> None:
+        """Record which samples made a folder, and how many there were."""
+        record = read_record(out) | more | {"seed": self.draw.seed, "split": self.draw.split}
+        record["samples"] = {task: draw.samples for task, draw in sorted(draws.items())}
+        record["rows"] = dict(sorted(self.counts.items()))
+        write_json(out / RECORD, dict(sorted(record.items())))
 
     def batches(self, draws: "Mapping[str, Draw]", *models: Path) -> "dict[str, DrawnBatches]":
         """Return the batches of each draw; `models` may also have the processor or tokenizer."""

@@ -108,7 +108,7 @@ def test_compare_knows_samples_of_merges_earlier_runs_and_other_names(merged, ca
     few = [*BY_NAME, "--samples", "5"]
     fuse = ["merge", "regmean", "--base", "base", *NAMED, *few, "--out", "fused"]
     with monkeypatch.context() as patch:
-        patch.setattr("featcal.cli.output.record_draw", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr("featcal.cli.inputs.Request.record", Mock(side_effect=KeyboardInterrupt))
         assert cli.main(fuse) == cli.INTERRUPTED and not Path("fused").exists()
     assert cli.main(fuse) == 0
     compared = ["compare", "--model", "m=fused", *BY_NAME]
