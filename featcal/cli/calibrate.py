@@ -1,7 +1,7 @@
 """`featcal calibrate`: calibrate a merged model and write it as a folder of the same format."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,6 +76,8 @@ def calibrate(
         output.require_writable(key, inside)
     output.require_room(inputs.merged, out, keys.work)
     draw = keys.draw(samples or options.DEFAULT_SAMPLES, seed, dtype, column)
+    if settings == "auto":  # leaves out equal samples, so that none is calibrated on and held out
+        draw = replace(draw, skip=0)
     names = options.classes_named(classes, inputs.data)
     expected = "is for the choice of settings, which other options set here"
     require(settings == "auto" or not names, "--classes", classes, expected)

@@ -314,7 +314,8 @@ class Request:
         """Return each task's draw of so many samples, else of the default or all there are."""
         if samples:
             return dict.fromkeys(self.inputs.data, self.draw)
-        return {task: self.rest(task, None, options.DEFAULT_SAMPLES) for task in self.inputs.data}
+        first, most = self.draw.skip, options.DEFAULT_SAMPLES
+        return {task: self.rest(task, first, most) for task in self.inputs.data}
 
     def rest(self, task: str, skip: int | None, most: int, least: int = 1, tip: str = "") -> "Draw":
         """Return the draw of at most `most` samples after the first `skip`. Raises: BadSetting."""

@@ -97,6 +97,8 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
     Path("math.jsonl").write_text(Path("math.jsonl").read_text() + 2 * '{"text": "one more"}\n')
     rows = told(capsys, *compared, "--skip", "0")["agreement"]  # equal samples count once
     assert {row["samples"] for row in rows if row["expert"] == "math"} == {13}
+    auto = told(capsys, *arguments[:-4], "--out", "auto", "--dry-run")["drawn"]
+    assert auto["math"]["samples"] == 13, "one of two equal samples could be held out"
     record = Path("new/featcal.json").read_text()
     for key, reason in ("samples", "had another number of rows"), ("old", "did not record its"):
         Path("new/featcal.json").write_text(record.replace("samples", key))
