@@ -93,20 +93,23 @@ def compare(
     choose.check_labels(labels or {}, experts)
     check_named(models, "compare.models")
     require(dtype in FLOATS, "compare.dtype", str(dtype), "must be a type such as torch.float32")
-    # a whole SigLIP is compared with a tower by its own tower
-    kinds_of_all = map(class_of, (*models.values(), *experts.values()))
-    towers = (kind for kind in kinds_of_all if kind.__name__.endswith("VisionModel"))
-    how = dtype, torch_device(device), next(towers, None), ()
+    target, given = torch_device(device), (*models.values(), *experts.values())
+    classes_given = {kind.__name__: kind for kind in map(class_of, given)}
+
+    def open_model(model: Model) -> ModelHandle:
+        """Open a model; of a whole SigLIP only the tower, if another model is one."""
+        tower = f"{class_of(model).__name__.removesuffix('Model')}VisionModel"
+        return opened(model, dtype, target, classes_given.get(tower), ())
 
     def blocks_alone(module: nn.Module) -> ModelHandle:
         stacks = plan_for(module, plan).stacks
         parts = {f"stack{i}": blocks_of(module, s) for i, s in enumerate(stacks)}
         return InMemoryModel(nn.ModuleDict(parts))
 
-    tested = {name: opened(model, *how) for name, model in models.items()}
+    tested = {name: open_model(model) for name, model in models.items()}
     agreements, kinds, configs = list[Agreement](), dict[str, type](), dict[str, Any]()
     for task in sorted(experts):
-        expert = opened(experts[task], *how)
+        expert = open_model(experts[task])
         # only blocks must be alike: experts may have heads with their own numbers of classes
         handles = {f"expert {task!r}": expert, **tested}
         modules = {name: handle.module for name, handle in handles.items()}
