@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from featcal import __version__
-from featcal.errors import BadFile, counted, one_line
+from featcal.errors import BadFile, as_bad_file, counted
 from featcal.files import atomic_path, final_name, optional_json, read_json
 from featcal.settings import Calibration, require
 
@@ -262,11 +262,9 @@ def read_card(folder: Path) -> "ModelCard":
     if not (folder / CARD).is_file():
         way_out = "give a folder that featcal merge or calibrate wrote"
         raise BadFile(folder, f"no card ({CARD}) in this folder", way_out)
-    try:
+    problem, way_out = "its YAML head or text cannot be read", "correct it, or remove the head"
+    with as_bad_file(folder / CARD, problem, way_out):
         return ModelCard.load(folder / CARD)
-    except (ValueError, yaml.YAMLError) as error:
-        problem = f"its YAML head or text cannot be read ({one_line(error)})"
-        raise BadFile(folder / CARD, problem, "correct it, or remove the head") from None
 
 
 def write_card(folder: Path, text: str) -> None:

@@ -2,7 +2,8 @@
 
 import copyreg
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -39,7 +40,19 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 def one_line(error: BaseException, most: int = 200) -> str:
     """Return another library's error message on one line, shortened, or its class if it is empty."""
-    return shorten(" ".join(str(error).split()) or type(error).__name__, most)
+    text = repr(error) if isinstance(error, KeyError) else str(error)  # else the key alone
+    return shorten(" ".join(text.split()) or type(error).__name__, most)
+
+
+@contextmanager
+def as_bad_file(file: object, problem: str, *ways_out: str) -> Iterator[None]:
+    """Raise another library's error inside the `with` as BadFile, with its message."""
+    try:
+        yield
+    except (FeatCalError, MemoryError):
+        raise
+    except Exception as error:  # there are many kinds, for all that a file may hold
+        raise BadFile(file, f"{problem} ({one_line(error, 300)})", *ways_out) from None
 
 
 def shorten(text: str, most: int) -> str:

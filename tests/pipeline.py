@@ -12,6 +12,8 @@ from reproduction.experiments import MORE, read_all
 from reproduction.results import read_yaml
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "mini"  # those in git
+NOTEBOOKS = sorted(source.stem for source in (ROOT / "notebooks").glob("*.ipynb"))
 PAGES = ROOT / "pipeline/pages.yaml"  # what the stage `page` is repeated for
 KINDS = dict.fromkeys("value relative_drift l2 cosine cosine_sd similarity size x y".split(), float)
 KINDS |= {"count": int, "index": int}

@@ -146,13 +146,13 @@ class Results:
                 if tasks.setdefault((side.get("role"), side.get("pool")), names) != names:
                     return None
             parts.append((weight, rows))
-        total = sum(weight * float(np.mean(seed_means(rows, measure))) for weight, rows in parts)
+        by_seed = [(weight, seed_means(rows, measure)) for weight, rows in parts]
+        total = sum(weight * float(np.mean(means)) for weight, means in by_seed)
         images = image_part(parts, measure)
-        spreads = [(weight, seed_part(rows, measure)) for weight, rows in parts]
-        seeds = sum(weight**2 * (spread or 0) for weight, spread in spreads)
+        several = [(weight, means) for weight, means in by_seed if len(means) > 1]
+        seeds = sum(w**2 * (float(np.var(means, ddof=1)) / len(means)) for w, means in several)
         once = any(len({row.get("seed", "") for row in rows} - {""}) == 1 for _, rows in parts)
-        seeded = any(spread is not None for _, spread in spreads)
-        known = images is not None or (seeded and not once)
+        known = images is not None or (bool(several) and not once)
         return total, 2 * math.sqrt((images or 0) + seeds + self.expert_part(claim, total)), known
 
     def expert_part(self, claim: dict, total: float) -> float:
@@ -295,11 +295,6 @@ def by_value(rows, column, measure) -> dict:
 
 def seed_means(rows, measure):
     return [np.mean(values) for values in by_value(rows, "seed", measure).values()]
-
-
-def seed_part(rows, measure):
-    means = seed_means(rows, measure)
-    return float(np.var(means, ddof=1)) / len(means) if len(means) > 1 else None
 
 
 def image_part(parts, measure):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from smoke_graph import ROOT, commands, copied, working_in
+from smoke_graph import commands, copied, working_in
 
-from pipeline import settings, write_settings
+from pipeline import ROOT, settings, write_settings
 
 SUITE = "paper"
 

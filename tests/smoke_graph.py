@@ -23,7 +23,6 @@ from reproduction.experiments import ADAPTER_SETTINGS, ADAPTERS, studies
 from reproduction.stages.command import run_stage
 from reproduction.studies import default, samples
 
-ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "book", "suites")
 DEPTH = {"clip_b32": 2, "flan_t5_base": 1, "llama_3b": 1}  # blocks left of a base's lists
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
@@ -93,7 +92,7 @@ UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}
 
 
-def smoke_params(root: Path = ROOT) -> dict:
+def smoke_params(root: Path = pipeline.ROOT) -> dict:
     """Return all settings with a smoke group in every entry, made from the mini group."""
     params = pipeline.settings(root)
     params["suite"] = "smoke"
@@ -167,7 +166,7 @@ FEWER = {"calibrate": _calibrations, "adapt": _adapters}
 ROWS = {"calibrate": lambda name, row: {} if name in RUN["calibrate"] else None, "adapt": _adapted}
 
 
-def copied(work: Path, root: Path = ROOT) -> None:
+def copied(work: Path, root: Path = pipeline.ROOT) -> None:
     """Copy the files of `root` that a project folder without results needs."""
     ignored = shutil.ignore_patterns("__pycache__", "_build", "pages", "dvc.lock")
     for name in LAID_OUT:
@@ -188,7 +187,7 @@ def cut_down(folder: Path, depth: int) -> None:
     save_file(few, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def lay_out(work: Path, root: Path = ROOT) -> None:
+def lay_out(work: Path, root: Path = pipeline.ROOT) -> None:
     """Make a project folder with small models, the smoke suite and a DVC repository without git."""
     copied(work, root)
     for name, depth in DEPTH.items():
@@ -248,7 +247,7 @@ def costs_here(*given):
         return costs.costs(*given)
 
 
-def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:
+def run_smoke_graph(work: Path, root: Path = pipeline.ROOT) -> dict[str, str]:
     """Run the graph in the new folder `work`; return the sha256 of every weight and score file."""
     lay_out(work, root)
     # 250 stages would read the same settings

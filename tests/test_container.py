@@ -6,11 +6,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from pipeline import ROOT
+
 OUT_OF_REACH = ("No matching distribution", "Could not find a version", "Connection", "resolution")
 
 

@@ -9,12 +9,11 @@ import pytest
 
 from featcal.cli import main as cli
 from featcal.models.load import load_vision
+from pipeline import RESULTS, ROOT
 from tests.cli.test_cli import models, ready
 from tests.folders import same
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-RESULTS = ROOT / "results" / "mini"
 ALONE = {"mpnet-8": "second_encoder/minilm-8/second_encoder.csv"}  # experts scored elsewhere
 SOURCES = {
     "ViT-S/14, real images": "vit_s-8",

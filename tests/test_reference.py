@@ -3,7 +3,6 @@
 import ast
 import sys
 from inspect import Parameter, signature
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,8 +11,8 @@ import featcal
 from featcal import errors
 from featcal.cli import main as cli
 from featcal.merging.registry import methods_table
+from pipeline import ROOT
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
 from reference import api, commands, mergers, messages, params, results, steps  # noqa: E402

@@ -61,6 +61,16 @@ class Models:
             yield
 
 
+def opened(
+    model: Model, dtype: torch.dtype, device: torch.device, like: type | None, paths: Sequence[str]
+) -> ModelHandle:
+    """Open a module or a folder, to be streamed; with `like` only its tower if its head differs."""
+    if not isinstance(model, nn.Module):
+        return StreamedModel(model, paths, dtype, device, like=like)
+    plain = without_adapters(model)
+    return InMemoryModel(next((m for m in plain.children() if type(m) is like), plain))
+
+
 def open_models(
     merged: Model,
     base: Model,
@@ -83,43 +93,29 @@ def open_models(
         task: dense_model(base, expert).to(target, dtype) if is_adapter(expert) else expert
         for task, expert in sorted(experts.items())
     }
-
-    def streamed(folder: str | Path, like: type | None = None) -> ModelHandle:
-        paths = [stack.blocks for stack in plan.stacks] if plan else ()
-        return StreamedModel(folder, paths, dtype, target, like=like)
-
+    paths = [stack.blocks for stack in plan.stacks] if plan else []
+    original = student = opened(merged, dtype, target, None, paths)
     if isinstance(merged, nn.Module):
-        original: ModelHandle = InMemoryModel(without_adapters(merged))
-        student: ModelHandle = InMemoryModel(copied(original.module))
-    else:
-        original = student = streamed(merged)
-        if whole:
-            student = InMemoryModel(load.load_as_calibrated(merged, dtype).to(target))
+        student = InMemoryModel(copied(original.module))
+    elif whole:
+        student = InMemoryModel(load.load_as_calibrated(merged, dtype).to(target))
     plan, kind = plan_for(student.module, plan), type(student.module)
-
-    def opened(model: Model) -> ModelHandle:
-        """Return the base or an expert; only its tower if its head differs from the student's."""
-        if not isinstance(model, nn.Module):
-            return streamed(model, kind)
-        plain = without_adapters(model)
-        return InMemoryModel(next((m for m in plain.children() if type(m) is kind), plain))
-
-    others = [opened(model) for model in (base, *experts.values())]
+    paths = [stack.blocks for stack in plan.stacks]
+    others = [opened(model, dtype, target, kind, paths) for model in (base, *experts.values())]
     roles = {"merged": merged, "base": base} | {f"expert {t!r}": e for t, e in experts.items()}
     names = [n if isinstance(m, nn.Module) else f"{n} ({m})" for n, m in roles.items()]
     handles = dict(zip(names, (student, *others), strict=True))
     # outside of blocks the number of rows (of a vocabulary, of a head's classes) may differ
-    require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
+    require_same_tensors(handles, paths)
     run = {n: next(h.module.parameters()).dtype for n, h in handles.items() if h is not others[0]}
     float64 = [name for name, dtype in run.items() if dtype == torch.float64]
     expected = "must be the merged model and all experts, or none of them"
     require(len(float64) in (0, len(run)), "models in float64", float64, expected)
     for name, handle in handles.items():
         handle.check_finite(name)
-        loaded = type(handle.module)
-        complete = isinstance(handle, StreamedModel) and load.model_class(handle.folder) is loaded
-        if complete and handle.ignored:
-            LOG.warning(f"{name}: {loaded.__name__} has no {list_of(handle.ignored)}: not used")
+        if isinstance(handle, StreamedModel) and handle.own_class and handle.ignored:
+            kind_name = type(handle.module).__name__
+            LOG.warning(f"{name}: {kind_name} has no {list_of(handle.ignored)}: not used")
     used = Calibration() if settings == "auto" else settings
     for stack in plan.stacks if used.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class

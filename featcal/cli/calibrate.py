@@ -1,7 +1,7 @@
 """`featcal calibrate`: calibrate a merged model and write it as a folder of the same format."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,6 +76,8 @@ def calibrate(
         output.require_writable(key, inside)
     output.require_room(inputs.merged, out, keys.work)
     draw = keys.draw(samples or options.DEFAULT_SAMPLES, seed, dtype, column)
+    if settings == "auto":  # leaves out equal samples, so that none is calibrated on and held out
+        draw = replace(draw, skip=0)
     names = options.classes_named(classes, inputs.data)
     expected = "is for the choice of settings, which other options set here"
     require(settings == "auto" or not names, "--classes", classes, expected)
@@ -121,10 +123,9 @@ def run(
     arguments |= {"host_memory": keys.host_memory, "work": keys.work, "resume": keys.resume}
     arguments |= {"base": inputs.base, "settings": request.settings, "out": request.out}
     if current().first:
-        rows = {task: (draw.samples, request.counts[task]) for task, draw in sorted(draws.items())}
 
         def finish(folder: Path, result: card.Result) -> None:
-            complete(request, rows, folder, result)
+            complete(request, draws, folder, result)
             measure(folder)
 
         arguments["_complete"] = finish
@@ -210,16 +211,16 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
 
 
 def complete(
-    request: Calibrating, drawn: Mapping[str, tuple[int, int]], folder: Path, result: card.Result
+    request: Calibrating, draws: "Mapping[str, Draw]", folder: Path, result: card.Result
 ) -> None:
     """Add models and samples to the record of an unfinished folder, and samples to its card."""
     inputs, draw = request.inputs, request.draw
     record = card.models_record(inputs.base, inputs.experts, request.out)
     if earlier := output.recorded_draws(inputs.merged):
         record["earlier"] = earlier
-    output.record_draw(folder, draw, drawn, **record)
-    counts = {count for count, _ in drawn.values()}
-    listed = ", ".join(f"{task} {count}" for task, (count, _) in drawn.items())
+    request.record(folder, draws, **record)
+    counts = {own.samples for own in draws.values()}
+    listed = ", ".join(f"{task} {own.samples}" for task, own in sorted(draws.items()))
     count_text = listed if len(counts) > 1 else counts.pop()
     rows: dict[str, object] = {"samples of each task": count_text, "split": draw.split}
     rows |= {"seed": draw.seed, "precision": str(draw.dtype).removeprefix("torch.")}

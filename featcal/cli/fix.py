@@ -70,7 +70,7 @@ def fix(
     draws, rest = {}, {}
     for task, count in request.counts.items():
         held_out = min(MOST, max(FEWEST, int(HELD_OUT * count)))
-        draws[task] = request.rest(task, None, min(options.DEFAULT_SAMPLES, count - held_out))
+        draws[task] = request.rest(task, 0, min(options.DEFAULT_SAMPLES, count - held_out))
         rest[task] = request.rest(task, draws[task].samples, MOST)
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {count} samples, {used}")

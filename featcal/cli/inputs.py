@@ -18,9 +18,9 @@ from featcal.card import RECORD, read_record
 from featcal.cli import options
 from featcal.cli.output import note
 from featcal.errors import BadFile, BadPlan, BadSetting, FeatCalError, MissingPath, UnknownKey
-from featcal.files import read_json
+from featcal.files import read_json, write_json
 from featcal.interchange.mergekit import WRITTEN, Recipe, read_recipe, recipe_in
-from featcal.models.checkpoint import ADAPTER, is_adapter, modules_of
+from featcal.models.checkpoint import is_adapter, modules_of, require_config
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ T = TypeVar("T")
 PROMPT = ["a photo of a {}."]
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
 CONFIGURATION += ["*.spm", "bpe.codes"]  # tokenizers of Marian and XLM
-CONFIGS = ("config.json", ADAPTER, "open_clip_config.json")
 HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
@@ -80,11 +79,6 @@ class Inputs:
         return models + [source for source in sources if isinstance(source, Path)]
 
 
-def has_config(folder: Path) -> bool:
-    """Return whether a folder holds the configuration of a model or an adapter."""
-    return any((folder / name).is_file() for name in CONFIGS)
-
-
 def model_folder(named_by: str, name: str, near: Path | None = None, weights: bool = True) -> Path:
     """Return a model's folder, from `near`, here or the hub; without `weights` its configuration."""
     require(isinstance(name, str), named_by, name, "must name a model")  # in a record
@@ -94,10 +88,7 @@ def model_folder(named_by: str, name: str, near: Path | None = None, weights: bo
         folder = Path(os.path.relpath((near / folder).resolve()))
     if folder.is_dir():
         modules_of(folder)  # names an old layout, whose config.json is in a sub-folder
-        if not has_config(folder):
-            inner = next(filter(has_config, sorted(folder.iterdir())), "no folder in it")
-            expected = f"must be a model folder, which has a config.json; {inner} has one"
-            raise BadSetting(named_by, str(folder), expected)
+        require_config(folder, named_by)
         return folder
     searched = f"searched {f'in {near} and ' if near else ''}in the current folder"
     if (hub := HUB_MODEL.fullmatch(str(name))) is None:
@@ -206,7 +197,7 @@ def read_compared(
     recording = next(filter(records_models, models.values()), first)
     arguments: Any = recording and str(recording), base, expert, data, recipe
     inputs = read_inputs(*arguments, needs_base=False, collect=collect)
-    for folder in models.values():
+    for folder in sorted({*models.values()} - {inputs.base, inputs.merged}):  # these are checked
         check_config(folder)
     if inputs.base == recording:  # taken for the base, which is not known
         reason = ", ".join(f"{name!r} is a LoRA adapter of it" for name in inputs.adapter_bases)
@@ -323,7 +314,8 @@ class Request:
         """Return each task's draw of so many samples, else of the default or all there are."""
         if samples:
             return dict.fromkeys(self.inputs.data, self.draw)
-        return {task: self.rest(task, None, options.DEFAULT_SAMPLES) for task in self.inputs.data}
+        first, most = self.draw.skip, options.DEFAULT_SAMPLES
+        return {task: self.rest(task, first, most) for task in self.inputs.data}
 
     def rest(self, task: str, skip: int | None, most: int, least: int = 1, tip: str = "") -> "Draw":
         """Return the draw of at most `most` samples after the first `skip`. Raises: BadSetting."""
@@ -331,6 +323,13 @@ class Request:
         expected = f"must have {out + least} samples or more, {out} to leave out; it has {count}"
         require(count - out >= least, f"--data {task}", source, expected + tip)
         return replace(self.draw, skip=skip, samples=min(most, count - out))
+
+    def record(self, out: Path, draws: "Mapping[str, Draw]", **more: Any) -> None:
+        """Record which samples made a folder, and how many there were."""
+        record = read_record(out) | more | {"seed": self.draw.seed, "split": self.draw.split}
+        record["samples"] = {task: draw.samples for task, draw in sorted(draws.items())}
+        record["rows"] = dict(sorted(self.counts.items()))
+        write_json(out / RECORD, dict(sorted(record.items())))
 
     def batches(self, draws: "Mapping[str, Draw]", *models: Path) -> "dict[str, DrawnBatches]":
         """Return the batches of each draw; `models` may also have the processor or tokenizer."""

@@ -93,9 +93,8 @@ def merge(
         draw = keys.draw(samples or options.DEFAULT_SAMPLES, seed, column=column)
         request = Request(of_base, keys, draw, device, {})
         draws = request.draws(samples)
-        rows = {task: (draw.samples, request.counts[task]) for task, draw in draws.items()}
         extra["batches"] = request.batches(draws)
-        extra["_complete"] = partial(output.record_draw, draw=draw, rows=rows)
+        extra["_complete"] = partial(request.record, draws=draws)
     merge_folders(method, inputs.base, inputs.experts, out=out, progress=note, **extra, **settings)
     if as_json:
         experts = {name: str(folder) for name, folder in inputs.experts.items()}

@@ -21,13 +21,12 @@ from pydantic import ByteSize
 from rich.console import Console
 from rich.text import Text
 
-from featcal.card import RECORD, add_results, read_record
+from featcal.card import add_results, read_record
 from featcal.errors import LOG, BadSetting, HubUnreachable, one_line
-from featcal.files import require_apart, write_json
+from featcal.files import require_apart
 from featcal.settings import require
 
 if TYPE_CHECKING:
-    from featcal.data.batches import Draw
     from featcal.data.places import Location
 
 RANK = int(os.environ.get("RANK", "0") or "0")
@@ -228,14 +227,6 @@ def recorded_draws(folder: Path) -> list[dict[str, Any]]:
     record = read_record(folder)
     last = [{k: record.get(k, {}) for k in DRAW}] if "samples" in record else []
     return last + record.get("earlier", [])
-
-
-def record_draw(out: Path, draw: "Draw", rows: Mapping[str, tuple[int, int]], **more: Any) -> None:
-    """Record which samples made a folder; `rows` are those drawn and all there are, by task."""
-    record = read_record(out) | more | {"seed": draw.seed, "split": draw.split}
-    record["samples"] = {task: drawn for task, (drawn, _) in sorted(rows.items())}
-    record["rows"] = {task: count for task, (_, count) in sorted(rows.items())}
-    write_json(out / RECORD, dict(sorted(record.items())))
 
 
 def add_to_card(

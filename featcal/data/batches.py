@@ -140,8 +140,8 @@ def unseen(task: str, contents: Iterable[object], skip: int | None) -> list[int]
     numbered = [*enumerate(map(hash, contents))]
     first = {content: number for number, content in reversed(numbered)}
     chosen, count = sorted(n for n in first.values() if n >= skip), len(numbered) - skip
-    if len(chosen) < 2:
-        problem = f"only {len(chosen)} of {count} samples to compare on differ from all others"
+    if len(chosen) < min(2, count):
+        problem = f"only {len(chosen)} of {count} samples differ from all others"
         raise BadData(f"--data {task}", problem, "give more samples, of which at least 2 differ")
     if equal := count - len(chosen):
         LOG.warning(f"{task}: {counted(equal, 'sample')} left out, equal to others")

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from featcal.data import places
 from featcal.data.places import IMAGE, LABEL, Location, open_images
-from featcal.errors import BadData, BadFile, BadSetting, MissingPath, one_line
+from featcal.errors import BadData, BadSetting, MissingPath, as_bad_file, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -59,19 +59,14 @@ class Preprocess:
             way_out = f"copy {PROCESSORS[0]} of the base model there"
             raise MissingPath(Path(folder) / PROCESSORS[0], "the image processor", way_out)
         image = Image.fromarray(np.arange(2304).astype(np.uint8).reshape(24, 32, 3))
-        try:
+        file = "use the file that was saved with this model, or"
+        python = "call featcal.calibrate from Python with batches of AutoImageProcessor's"
+        with as_bad_file(path, "this image processor cannot be used", file, python):
             local: Any = {"local_files_only": True, "trust_remote_code": False}
             preprocess = cls(AutoImageProcessor.from_pretrained(folder, backend=backend, **local))
             expected = preprocess.processor(image, return_tensors="pt")["pixel_values"].float()
             if not torch.equal(preprocess.normalised(preprocess.pixels(image)[None]), expected):
                 raise ValueError("it has steps other than resize, crop, rescale and normalise")
-        except MemoryError:
-            raise
-        except Exception as error:  # whatever a wrong entry of the file makes the processor raise
-            problem = f"this image processor cannot be used ({one_line(error)})"
-            file = "use the file that was saved with this model, or"
-            python = "call featcal.calibrate from Python with batches of AutoImageProcessor's"
-            raise BadFile(path, problem, file, python) from None
         return preprocess
 
     @cached_property
@@ -249,10 +244,8 @@ def _names_in_readme(folder: Path) -> list[str] | None:
     """Return the names in the dataset_info of a data set card, as the hub writes it."""
     from datasets.info import DatasetInfosDict
 
-    try:
+    way_out = "correct it, or remove the head"
+    with as_bad_file(folder / "README.md", "its YAML head cannot be read", way_out):
         infos = DatasetInfosDict.from_directory(str(folder))
-    except Exception as error:  # YAML, or an entry that `datasets` does not know
-        problem = f"its YAML head cannot be read ({one_line(error)})"
-        raise BadFile(folder / "README.md", problem, "correct it, or remove the head") from None
     features = (info.features or {} for info in infos.values())
     return next((f[LABEL].names for f in features if hasattr(f.get(LABEL), "names")), None)

@@ -54,7 +54,7 @@ _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<con
 _NUMBER = re.compile(r"\d{1,99}")  # of a class; Python reads at most 4300 digits
 _SPLIT = re.compile(r"\w[\w.-]*")
 # of a picture in seg_test/, train2017/ or trainA/
-_OF_SPLIT = rf"(?i)([^/]*[^a-z/])?({'|'.join(SPLIT_NAMES)})(a|b|set)?([^a-z/][^/]*)?/"
+_OF_SPLIT = re.compile(rf"(?i)([^/]*[^a-z/])?({'|'.join(SPLIT_NAMES)})(a|b|set)?([^a-z/][^/]*)?/")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})[.-]")
 _HIDDEN = re.compile(r"(^|/)(\.|__[^/]*/)")  # as `datasets` does
 
@@ -77,7 +77,7 @@ class Location:
         """Return whether it can have several splits: no file, saved table or flat folder can."""
         path = Path(self.source)
         flat = path.is_file() or any(path.glob("data-*.arrow"))
-        return self.on_hub or not (flat or (not holds_splits(path) and pictures_in(path)))
+        return self.on_hub or not (flat or holds_splits(path) is False)
 
     @property
     def name(self) -> str:
@@ -224,15 +224,17 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
     return datasets.Dataset.from_dict(columns, features)
 
 
-def holds_splits(folder: Path) -> bool:
-    """Return whether a folder has usual splits, or it or one in it has only pictures of splits."""
+def holds_splits(folder: Path) -> bool | None:
+    """Return whether a folder has usual splits, or it or one in it has only pictures of splits;
+    None if it has neither usual splits nor pictures.
+    """
     several = any(sum((path / n).is_dir() for n in SPLITS) > 1 for path in folder.glob("[!.]*/"))
     if several or any((folder / n).is_dir() or split_files(folder, n) for n in SPLITS):
         return True
     files = pictures_in(folder)
     groups = groupby(files, lambda file: file.partition("/")[0])
     sets = [files, *([file.partition("/")[2] for file in group] for _, group in groups)]
-    return any(own and all(re.match(_OF_SPLIT, file) for file in own) for own in sets)
+    return any(own and all(map(_OF_SPLIT.match, own)) for own in sets) if files else None
 
 
 def pictures_in(folder: Path) -> list[str]:

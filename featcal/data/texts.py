@@ -6,7 +6,6 @@ and its completion as one text, an encoder the prompt alone; a model with a deco
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from filecmp import cmp
 from inspect import signature
@@ -20,7 +19,7 @@ from transformers.models.auto import modeling_auto as auto
 
 from featcal.data import places
 from featcal.data.places import LABEL, Columns, Location, open_table, split_files
-from featcal.errors import BadData, BadFile, FeatCalError, list_of, one_line
+from featcal.errors import BadData, BadFile, FeatCalError, list_of, one_line, warn_once
 from featcal.models.checkpoint import MODULES
 from featcal.models.load import TOKENIZER, load_tokenizer
 from featcal.models.sentences import Texts
@@ -351,8 +350,10 @@ def reader_for(
     for other in dict.fromkeys(candidates):
         files = [(folder / name, other / name) for name in VOCABULARIES if (other / name).is_file()]
         if not all(ours.is_file() and cmp(ours, theirs, shallow=False) for ours, theirs in files):
-            with suppress(FeatCalError):  # of a tokenizer that cannot be read
+            try:
                 ids, vocabulary = tokenizer.get_vocab(), load_tokenizer(other).get_vocab()
                 rows = ((token, ids.get(token, new), new) for token, new in vocabulary.items())
                 moved |= {i: reason.format(i, t, other, new) for t, i, new in rows if i != new}
+            except FeatCalError as error:
+                warn_once(f"{str(error).splitlines()[0]} Its tokens are not compared to others.")
     return Reader(tokenizer, inputs, tokens or min(default, limit or default), folder, texts, moved)

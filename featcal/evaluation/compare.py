@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from featcal.calibration import choose
+from featcal.calibration.features import opened
 from featcal.core.moments import Drift
 from featcal.core.precision import FLOATS, SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, NotFinite, warn_once
 from featcal.models import streamed
 from featcal.models.batch import Batches, Model, check_batch, check_named, check_tasks, naming
 from featcal.models.load import evaluation_mode, torch_device
-from featcal.models.lora import without_adapters
+from featcal.models.lora import class_of
 from featcal.models.plan import BlockPlan, blocks_of, plan_for
 from featcal.models.sentences import Sentences
 from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel
@@ -92,22 +93,23 @@ def compare(
     choose.check_labels(labels or {}, experts)
     check_named(models, "compare.models")
     require(dtype in FLOATS, "compare.dtype", str(dtype), "must be a type such as torch.float32")
-    target = torch_device(device)
+    target, given = torch_device(device), (*models.values(), *experts.values())
+    classes_given = {kind.__name__: kind for kind in map(class_of, given)}
 
-    def opened(model: Model) -> ModelHandle:
-        if isinstance(model, nn.Module):
-            return InMemoryModel(without_adapters(model))
-        return StreamedModel(model, dtype=dtype, device=target)
+    def open_model(model: Model) -> ModelHandle:
+        """Open a model; of a whole SigLIP only the tower, if another model is one."""
+        tower = f"{class_of(model).__name__.removesuffix('Model')}VisionModel"
+        return opened(model, dtype, target, classes_given.get(tower), ())
 
     def blocks_alone(module: nn.Module) -> ModelHandle:
         stacks = plan_for(module, plan).stacks
         parts = {f"stack{i}": blocks_of(module, s) for i, s in enumerate(stacks)}
         return InMemoryModel(nn.ModuleDict(parts))
 
-    tested = {name: opened(model) for name, model in models.items()}
+    tested = {name: open_model(model) for name, model in models.items()}
     agreements, kinds, configs = list[Agreement](), dict[str, type](), dict[str, Any]()
     for task in sorted(experts):
-        expert = opened(experts[task])
+        expert = open_model(experts[task])
         # only blocks must be alike: experts may have heads with their own numbers of classes
         handles = {f"expert {task!r}": expert, **tested}
         modules = {name: handle.module for name, handle in handles.items()}

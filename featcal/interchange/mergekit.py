@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from featcal.errors import BadFile, MissingPath, one_line, optional_package
+from featcal.errors import BadFile, MissingPath, as_bad_file, optional_package
 
 WRITTEN = "mergekit_config.yml"  # the recipe that mergekit writes into the merged folder
 CARD = "README.md"  # mergekit shows the recipe there too, and some folders have only this
@@ -44,13 +44,11 @@ def read_recipe(file: Path) -> Recipe:
     if not file.is_file():
         raise MissingPath(file, "mergekit's recipe", "check the path")
     kit = optional_package("mergekit.config", "mergekit", file, ", or use --base and --expert")
-    try:
+    way_out = "give the YAML file that mergekit-yaml was given"
+    with as_bad_file(file, "mergekit does not read it", way_out):
         text = file.read_text("utf-8", "replace" if file.name == CARD else "strict")
         shown = SHOWN.search(text) if file.name == CARD else None
         config = kit.MergeConfiguration.model_validate(yaml.safe_load(shown[1] if shown else text))
-    except (yaml.YAMLError, ValueError, RuntimeError, TypeError, AttributeError) as error:
-        problem = f"mergekit does not read it ({one_line(error)})"
-        raise BadFile(file, problem, "give the YAML file that mergekit-yaml was given") from None
     if config.merge_method == "passthrough":
         raise BadFile(file, "its merge_method, passthrough, merges nothing", OWN_BLOCKS)
     modules, base = config.modules or {"default": config}, config.base_model

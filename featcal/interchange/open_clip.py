@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
 from featcal.data.images import Preprocess
-from featcal.errors import BadFile, BadSetting, one_line, optional_package
+from featcal.errors import BadFile, BadSetting, as_bad_file, optional_package
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.checkpoint import no_safetensors, read_safetensors
 from featcal.models.load import OPEN_CLIP as CONFIG
@@ -127,7 +127,7 @@ def model_config(config: Any) -> dict[str, Any]:
 def counterpart(cfg: Any, clip: CLIPModel | None, source: object) -> tuple[Any, CLIPModel]:
     """Return open_clip's model of a configuration, without weights, and the matching CLIPModel."""
     library = optional_package("open_clip.model", "openclip", "open_clip models")
-    try:
+    with as_bad_file(source, "open_clip and transformers do not build the same CLIP", ONLY):
         if cfg["vision_cfg"].get("timm_model_name") or cfg["text_cfg"].get("hf_model_name"):
             raise ValueError("timm_model_name and hf_model_name name models of other libraries")
         with torch.device("meta"):
@@ -135,10 +135,6 @@ def counterpart(cfg: Any, clip: CLIPModel | None, source: object) -> tuple[Any, 
             options = {key: value for key, value in cfg.items() if value is not False}
             model = library.CLIP(**options).eval()
             model.load_state_dict(to_their_names(clip), assign=True)  # compares names and shapes
-    except Exception as error:  # open_clip checks little of a configuration itself
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        problem = f"open_clip and transformers do not build the same CLIP ({reason})"
-        raise BadFile(source, problem, ONLY) from None
     if model.attn_mask is not None:  # the causal mask, which is not stored
         model.attn_mask = torch.full(model.attn_mask.shape, -torch.inf).triu(1)
     return model, clip
@@ -205,11 +201,8 @@ def read_open_clip(folder: Path) -> CLIPModel:
     # a training on several GPUs, or torch.compile, may have put these before all names
     stored = read_safetensors(weights).items()
     state = {re.sub(r"^(module\.|_orig_mod\.)+", "", n): t.float() for n, t in stored}
-    try:
+    with as_bad_file(weights, f"the weights do not fit {path}", "check the configuration"):
         theirs.load_state_dict(state, assign=True)
-    except RuntimeError as error:
-        problem = f"the weights do not fit {path} ({one_line(error)})"
-        raise BadFile(weights, problem, "check the configuration") from None
     # not of `state`, in which older files have a logit_scale of shape (1,)
     tensors, ours = theirs.state_dict(), {}
     for name, names in tensor_names(empty.state_dict()).items():

@@ -19,12 +19,12 @@ from featcal.errors import FeatCalError, MissingPath, MissingTensor, TensorsDiff
 from featcal.files import claimed, read_json, require_apart, write_json
 from featcal.merging import sources
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
-from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
+from featcal.merging.sources import Source, Tensors, is_vocabulary
 from featcal.merging.tensors import add_task_vector
 from featcal.models import load
 from featcal.models.batch import Model, TaskBatches, check_named, check_tasks
 from featcal.models.checkpoint import all_finite, encodes_sentences, is_adapter, read_safetensors
-from featcal.models.lora import copied, untied_config, unwrapped, without_adapters
+from featcal.models.lora import class_of, copied, untied_config, unwrapped, without_adapters
 from featcal.models.sentences import merge_modules
 from featcal.models.stored import ModelCheckpoint
 from featcal.models.streamed import report_labels, require_same_configs

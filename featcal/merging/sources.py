@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,7 +17,7 @@ from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, list_of, 
 from featcal.models import load, streamed
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyTensor, is_adapter
-from featcal.models.lora import WEIGHTS, dense_model, is_peft, without_adapters
+from featcal.models.lora import WEIGHTS, class_of, dense_model, without_adapters
 from featcal.models.modules import tied_names
 from featcal.models.stored import ModelCheckpoint
 
@@ -225,13 +224,6 @@ def match_names(
 def is_outside(name: str, tower: str) -> bool:
     """Return whether a tensor is outside the tower; a pooler, which some heads lack, always is."""
     return bool(tower and not name.startswith(tower)) or "pooler" in name.split(".")
-
-
-def class_of(model: Any) -> type:
-    """Return the class of a model, or of a PeftModel's base. Raises: MissingPath, BadFile."""
-    if isinstance(model, nn.Module):
-        return type(model.get_base_model() if is_peft(model) else model)
-    return load.model_class(model)
 
 
 def tower_prefix(kind: type, tensors: Tensors) -> str:

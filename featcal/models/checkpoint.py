@@ -28,6 +28,7 @@ VARIANT = re.compile(r"model\.([^.]+(?<!-of-\d{5})\.safetensors|safetensors\.ind
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MODULES = "modules.json"  # of a SentenceTransformer: its modules, each in a sub-folder
 ADAPTER = "adapter_config.json"
+CONFIGS = ("config.json", ADAPTER, "open_clip_config.json")
 PICKLE = re.compile(r"(?!optimizer|scheduler|scaler|rng_state|training_args).*\.(bin|pth?|ckpt)")
 WRAPPED = re.compile(  # names inside wrappers of DDP, TRL, torch.compile, FSDP and peft
     r"(module|pretrained_model)\.|.*\b(_orig_mod|_fsdp_wrapped_module|base_model\.model|base_layer)\."
@@ -97,6 +98,17 @@ def folder_path(folder: Any) -> Path:
         way_out = "check the path; hub names must be fetched first"
         raise MissingPath(folder, "a checkpoint folder", way_out)
     return Path(folder)
+
+
+def require_config(folder: Path, named_by: str = "model") -> None:
+    """Raise BadSetting unless a folder holds the configuration of a model or of an adapter."""
+
+    def has_config(path: Path) -> bool:
+        return any((path / name).is_file() for name in CONFIGS)
+
+    inner = next(filter(has_config, sorted(folder.iterdir())), "no folder in it")
+    expected = f"must be a model folder, which has a config.json; {inner} has one"
+    require(has_config(folder), named_by, str(folder), expected)
 
 
 def is_adapter(model: object) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import CLIPModel, CLIPVisionModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from featcal.errors import BadFile, BadSetting, WrongKeys, one_line
+from featcal.errors import BadFile, BadSetting, WrongKeys, as_bad_file
 from featcal.files import atomic_folder, read_json
 from featcal.models import checkpoint
 from featcal.models.batch import Model
@@ -127,13 +127,10 @@ def load_tokenizer(folder: str | Path) -> Any:
     """Load the tokenizer of a local folder. Raises: MissingPath; BadFile for none or for code."""
     for name in (CONFIG, TOKENIZER):
         refuse_code(folder_path(folder), name)
-    try:
-        with quiet_transformers():
-            options = {"local_files_only": True, "trust_remote_code": False}
-            return transformers.AutoTokenizer.from_pretrained(folder, **options)
-    except Exception as error:  # transformers and tokenizers raise many kinds, even Exception
-        problem = f"no tokenizer in this folder ({one_line(error)})"
-        raise BadFile(folder, problem, "copy tokenizer.json and its config there") from None
+    way_out = "copy tokenizer.json and its config there"
+    with as_bad_file(folder, "no tokenizer in this folder", way_out), quiet_transformers():
+        options = {"local_files_only": True, "trust_remote_code": False}
+        return transformers.AutoTokenizer.from_pretrained(folder, **options)
 
 
 @contextmanager
@@ -176,7 +173,7 @@ def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def model_class(folder: str | Path) -> type[PreTrainedModel]:
-    """Return the transformers class that config.json names. Raises: MissingPath, BadFile."""
+    """Return the class that config.json names. Raises: MissingPath, BadSetting, BadFile."""
     path = folder_path(folder)
     if checkpoint.is_adapter(folder):
         way_out = "merge, calibrate and the command compare accept it as an expert"
@@ -188,6 +185,7 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
         raise BadFile(folder, problem, f"{way_out}; or, if it is merged already, remove {ADAPTER}")
     refuse_code(folder)
     modules_of(path)  # refuses old layouts, which have no config.json here
+    checkpoint.require_config(path)
     if not (path / CONFIG).is_file() and (path / OPEN_CLIP).is_file():
         way_out = f"make one of transformers: featcal convert {quote(str(folder))} --out MODEL"
         raise BadFile(folder, "a model of open_clip", way_out)

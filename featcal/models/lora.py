@@ -22,12 +22,12 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
-from featcal.errors import LOG, BadFile, one_line, optional_package
+from featcal.errors import LOG, BadFile, as_bad_file, optional_package
 from featcal.files import read_json
 from featcal.models import checkpoint
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
-from featcal.models.load import copy_other_files, load_as_calibrated, save_model
+from featcal.models.load import copy_other_files, load_as_calibrated, model_class, save_model
 from featcal.models.modules import tied_names
 
 Tensors = dict[str, Tensor]  # by name
@@ -179,11 +179,8 @@ def _require_mergeable(config: Any, source: str | Path) -> None:
 @contextmanager
 def _as_bad_file(file: str | Path, problem: str, way_out: str) -> Iterator[None]:
     """Raise peft's errors inside the `with` as BadFile, and silence its warnings."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    except Exception as error:  # peft raises many kinds for what it cannot add or merge
-        raise BadFile(file, f"{problem} ({one_line(error, 300)})", way_out) from None
+    with as_bad_file(file, problem, way_out), warnings.catch_warnings(action="ignore"):
+        yield
 
 
 def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | None = None) -> Any:
@@ -293,6 +290,13 @@ def is_peft(model: object) -> bool:
     """Return whether a model is a PeftModel, without importing peft."""
     kind = type(model)  # a LoraModel or PeftMixedModel is none
     return kind.__module__.startswith("peft.") and hasattr(kind, "get_base_model")
+
+
+def class_of(model: Any) -> type:
+    """Return the class of a model, or of a PeftModel's base. Raises: MissingPath, BadFile."""
+    if isinstance(model, nn.Module):
+        return type(model.get_base_model() if is_peft(model) else model)
+    return model_class(model)
 
 
 def peft_package() -> Any:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from featcal.errors import BadFile, warn_once
 from featcal.files import optional_json, read_json
-from featcal.models.checkpoint import MODULES, encodes_sentences, modules_of
+from featcal.models.checkpoint import MODULES, encodes_sentences, modules_of, read_safetensors
 from featcal.models.load import load_tokenizer
 
 PICKLED = (".bin", ".pt", ".pth")
@@ -148,7 +148,7 @@ def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
     if not supported or kind not in ACTIVATIONS or source != "sentence_embedding":
         problem = f"a dense layer of {source} with {name}, a residual or no safetensors"
         raise BadFile(folder, f"{problem} is not supported", USE_LIBRARY)
-    tensors, activation = load_file(folder / "model.safetensors"), getattr(nn, kind)()
+    tensors, activation = read_safetensors(folder / "model.safetensors"), getattr(nn, kind)()
     W = tensors["linear.weight"]
     b = tensors.get("linear.bias", torch.zeros(len(W)))
     return lambda vectors: activation(vectors @ W.to(vectors).T + b.to(vectors))
@@ -203,9 +203,9 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
 
 def mean_of(file: Path, experts: Mapping[str, Path]) -> dict[str, torch.Tensor]:
     """Return the means of the experts' tensors, in the base's precision. Raises: BadFile."""
-    base, sums = load_file(file), {}
+    base, sums = read_safetensors(file), {}
     for name, path in sorted(experts.items()):
-        tensors = load_file(path) if path.is_file() else {}
+        tensors = read_safetensors(path) if path.is_file() else {}
         for key, tensor in base.items():
             if key not in tensors or tensors[key].shape != tensor.shape:
                 problem = f"expert {name!r} has no tensor {key} of shape {[*tensor.shape]}"

@@ -19,7 +19,7 @@ from transformers import CLIPModel, CLIPVisionModel, PreTrainedModel
 from transformers import core_model_loading as loading
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from featcal.errors import BadFile, MissingTensor, WrongKeys, one_line
+from featcal.errors import BadFile, MissingTensor, WrongKeys, as_bad_file
 from featcal.models import load
 from featcal.models.checkpoint import LazyCheckpoint, LazyTensor
 from featcal.models.modules import tied_names
@@ -41,19 +41,17 @@ def skeleton(
         kind = like if same or is_part else kind
     if kind is CLIPModel and not whole:
         kind = CLIPVisionModel
-    try:
-        with load.quiet_transformers(), torch.random.fork_rng(devices=[]):  # some classes draw
-            with torch.device("meta"):
-                config = load.read_config(kind, folder)
-                module: PreTrainedModel = kind._from_config(config, dtype=dtype).eval()
-            for parameter in module.parameters():
-                parameter._is_hf_initialized = True  # type: ignore[attr-defined]
-            _map_buffers(module, lambda buffer: torch.empty_like(buffer, device="cpu"))
-            module.init_weights()  # fills the buffers and ties parameters
-    except Exception as error:  # transformers raises many kinds for a config it cannot use
-        problem = f"transformers makes no {kind.__name__} of it ({one_line(error)})"
-        way_out = "give the config.json that was saved with these weights"
-        raise BadFile(Path(folder) / load.CONFIG, problem, way_out) from None
+    problem = f"transformers makes no {kind.__name__} of it"
+    way_out = "give the config.json that was saved with these weights"
+    refused = as_bad_file(Path(folder) / load.CONFIG, problem, way_out)
+    with refused, load.quiet_transformers(), torch.random.fork_rng(devices=[]):  # some classes draw
+        with torch.device("meta"):
+            config = load.read_config(kind, folder)
+            module: PreTrainedModel = kind._from_config(config, dtype=dtype).eval()
+        for parameter in module.parameters():
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        _map_buffers(module, lambda buffer: torch.empty_like(buffer, device="cpu"))
+        module.init_weights()  # fills the buffers and ties parameters
     if wide := module._get_dtype_plan(dtype):  # what transformers keeps in float32, as T5's wo
         pattern, _, _ = loading.build_glob_alternation(list(wide))
         for name, parameter in module.named_parameters():
@@ -80,13 +78,11 @@ class Conversion:
 
     def __post_init__(self) -> None:
         """Find the targets' shapes. Raises: BadFile for tensors that cannot be converted."""
-        try:
+        source = next(iter(self.sources))
+        way_out = "write the model again with save_pretrained(folder)"
+        problem = f"{source} and its other parts make no {self.first}"
+        with as_bad_file(self.files[source].file, problem, way_out):
             targets = self.convert(lambda name: torch.empty(self.files[name].shape, device="meta"))
-        except (LookupError, RuntimeError, TypeError, ValueError) as error:
-            source = next(iter(self.sources))
-            problem = f"{source} and its other parts make no {self.first} ({one_line(error)})"
-            way_out = "write the model again with save_pretrained(folder)"
-            raise BadFile(self.files[source].file, problem, way_out) from None
         self.targets = {name: tuple(tensor.shape) for name, tensor in targets.items()}
 
     def convert(self, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
@@ -151,6 +147,7 @@ class ModelFolder:
 
     def __init__(self, folder: str | Path, module: PreTrainedModel | None = None):
         self.module = module or skeleton(folder)
+        self.own_class = load.model_class(folder) is type(self.module)
         part = load.VISION if type(self.module) is CLIPVisionModel else None
         self.files = LazyCheckpoint(folder, part)
         self.files.require_floating()
@@ -165,7 +162,7 @@ class ModelFolder:
             else:
                 surplus.append((name, tensor))
         pooler = {name for name in state if name.startswith("pooler.")}  # Swin's has no parameters
-        if pooler and not pooler & present.keys() and load.model_class(folder) is type(self.module):
+        if pooler and not pooler & present.keys() and self.own_class:
             self.module.pooler = None  # encoders run without one
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
         is_buffer = load.buffer_test(self.module)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, shorten
-from featcal.models import load
 from featcal.models.blocks import replaced_forwards
 from featcal.models.checkpoint import check_tensor
 from featcal.models.modules import unpacked
@@ -79,7 +78,7 @@ class StreamedModel(ModelFolder):
         like: type[PreTrainedModel] | None = None,  # to load a tower into, its head may be missing
     ):
         super().__init__(folder, skeleton(folder, dtype, device, like))
-        self.require_complete(heads=type(self.module) is not load.model_class(folder))
+        self.require_complete(heads=not self.own_class)
         self.folder, self.device = self.files.folder, torch.device(device)
         self._override = override
         self._names = {names[0]: names for names in self.ties}

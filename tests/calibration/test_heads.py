@@ -147,7 +147,7 @@ def test_one_adapted_expert_at_a_time_has_a_dense_copy(given, monkeypatch):
         alive.append(len(copies))
         return dense
 
-    monkeypatch.setattr("featcal.evaluation.compare.without_adapters", watched)
+    monkeypatch.setattr("featcal.calibration.features.without_adapters", watched)
     config, base = peft.LoraConfig(target_modules=["query"]), given["base"]
     experts = {task: peft.get_peft_model(copy.deepcopy(base), config) for task in "abc"}
     compare({"base": base}, experts, dict.fromkeys("abc", text(1)))

@@ -132,9 +132,10 @@ def test_a_model_that_needs_code_from_its_folder_is_refused_unasked(here, capsys
             assert "no code from a checkpoint is run" in refused(command, folder, capsys)
     same = {"AutoConfig": "own.LlamaConfig", "AutoModelForCausalLM": "own.LlamaForCausalLM"}
     (folder / "a/config.json").write_text(json.dumps(config | {"auto_map": same}))
-    assert cli.main(TEXT) == 0
     note = "a/config.json: auto_map names own.LlamaForCausalLM, which is not run"
-    assert note in capsys.readouterr().err
+    compare = "compare --model m=a --base base --expert b=b --data b=b.jsonl".split()
+    for command in (TEXT, compare):
+        assert cli.main(command) == 0 and capsys.readouterr().err.count(note) == 1
 
 
 def test_a_classifier_of_pictures_which_pools_nothing_is_refused_for_class_means(here, capsys):

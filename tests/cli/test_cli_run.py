@@ -18,8 +18,8 @@ from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused,
 import featcal
 from featcal.calibration.scratch import RunFolder
 from featcal.card import Result
+from featcal.cli import inputs, output
 from featcal.cli import main as cli
-from featcal.cli import output
 from featcal.cli.calibrate import note_differences
 from featcal.cli.inputs import Inputs
 from featcal.errors import BadPlan
@@ -178,7 +178,7 @@ def test_no_memory_is_one_message_and_nothing_half_written(models, capsys, monke
 
 def test_a_disk_that_is_full_at_the_end_leaves_no_half_of_a_folder(models, capsys, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(output, "write_json", Mock(side_effect=OSError(errno.ENOSPC, "")))
+        patch.setattr(inputs, "write_json", Mock(side_effect=OSError(errno.ENOSPC, "")))
         assert cli.main(CALIBRATE) == cli.MISTAKE and not Path("new").exists()
     assert "new: no space left" in capsys.readouterr().err and cli.main(CALIBRATE) == 0
 

@@ -97,6 +97,8 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
     Path("math.jsonl").write_text(Path("math.jsonl").read_text() + 2 * '{"text": "one more"}\n')
     rows = told(capsys, *compared, "--skip", "0")["agreement"]  # equal samples count once
     assert {row["samples"] for row in rows if row["expert"] == "math"} == {13}
+    auto = told(capsys, *arguments[:-4], "--out", "auto", "--dry-run")["drawn"]
+    assert auto["math"]["samples"] == 13, "one of two equal samples could be held out"
     record = Path("new/featcal.json").read_text()
     for key, reason in ("samples", "had another number of rows"), ("old", "did not record its"):
         Path("new/featcal.json").write_text(record.replace("samples", key))
@@ -108,7 +110,7 @@ def test_compare_knows_samples_of_merges_earlier_runs_and_other_names(merged, ca
     few = [*BY_NAME, "--samples", "5"]
     fuse = ["merge", "regmean", "--base", "base", *NAMED, *few, "--out", "fused"]
     with monkeypatch.context() as patch:
-        patch.setattr("featcal.cli.output.record_draw", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr("featcal.cli.inputs.Request.record", Mock(side_effect=KeyboardInterrupt))
         assert cli.main(fuse) == cli.INTERRUPTED and not Path("fused").exists()
     assert cli.main(fuse) == 0
     compared = ["compare", "--model", "m=fused", *BY_NAME]

@@ -238,7 +238,7 @@ def test_columns_have_the_names_that_are_given(tmp_path, suffix):
         text_data.load_text(place, "train", {"text": "answer"})[0]
 
 
-def test_a_token_that_has_another_id_for_another_model_is_refused(tmp_path):
+def test_a_token_that_has_another_id_for_another_model_is_refused(tmp_path, caplog):
     base, other = tmp_path / "base", tmp_path / "other"
     for folder in (base, other):
         tokenizer().save_pretrained(folder)
@@ -249,6 +249,9 @@ def test_a_token_that_has_another_id_for_another_model_is_refused(tmp_path):
         assert reader.tokens(Sample("row 0", "red")).ids == ids_of(Sample("row 0", "red"))
         with pytest.raises(BadFile, match="the id .* for 'a', but that of .*other has .*row 1"):
             reader.tokens(Sample("row 1", "a red box"))
+    file.write_text("{")
+    text_data.reader_for([base], TEXT, None, other)
+    assert f"{other}: no tokenizer" in caplog.text and "are not compared" in caplog.text
 
 
 def test_samples_that_do_not_fit_the_model_are_refused():

@@ -5,14 +5,15 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from families import FAMILIES, GROUPED, Family, experiment, family, translations
+from families import FAMILIES, GROUPED, WIDE, Family, experiment, family, translations
 from language import jsonl
 from test_cli import told
 from test_save import sentence_folder
-from tiny import TEXT, make, shifted
+from tiny import TEXT, images, make, shifted
 
 import featcal
 from featcal.calibration.choose import relational_divergence
+from featcal.models.load import save_model
 
 
 def scores(model, batch):
@@ -76,6 +77,15 @@ def test_heads_differ_where_only_one_class_has_a_plan_of_its_own():
     other = featcal.compare({"m": given["merged"]}, experts, given["batches"])
     assert [one.relative_drift for one in own] == [one.relative_drift for one in other]
     assert all(one.kl is None and one.relations for one in other)
+
+
+def test_a_tower_is_compared_with_the_tower_of_a_whole_siglip(tmp_path):
+    config = tf.SiglipConfig(vision_config=WIDE, text_config=TEXT)
+    whole = make(lambda: tf.SiglipModel(config), dtype=torch.float32)
+    for form in (whole, save_model(whole, tmp_path)):
+        models = {"m": whole.vision_model}, {"a": form}
+        [one] = featcal.compare(*models, {"a": images(1, dtype=torch.float32)})
+        assert one.relative_drift == 0 and one.samples == 6
 
 
 def test_texts_without_a_mask_have_the_mean_over_all_tokens():

@@ -264,6 +264,7 @@ def test_models_in_memory_are_merged_as_what_they_wrap():
 def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):
     base = checkpoints.vision()
     adapted(base, folder := tmp_path / "lora", init_lora_weights="gaussian")
+    refused_merge(base, tmp_path, "model: .*lora has one", FeatCalError)
     file, config = folder / WEIGHTS, folder / CONFIG
     state, told = load_file(file), json.loads(config.read_text())
     up = "encoder.layers.0.mlp.fc1.lora_B"

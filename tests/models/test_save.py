@@ -21,7 +21,7 @@ from tiny import PAPER, TEXT, make, same_bits, shifted
 
 import featcal
 from featcal.cli import main as cli
-from featcal.errors import BadFile, DiskFull
+from featcal.errors import BadFile, DiskFull, TruncatedFile
 from featcal.files import atomic_folder, atomic_path, write_json
 from featcal.models import load
 from featcal.models.checkpoint import LazyCheckpoint
@@ -303,6 +303,9 @@ def test_weights_of_further_modules_are_averaged_or_refused(tmp_path, caplog):
     assert "Pooling" in sentences[0] and "differs in b" in sentences[0] and "Dense" in sentences[1]
     save_file({"linear.weight": torch.ones(9, 32)}, folders["b"] / dense)
     with pytest.raises(BadFile, match=r"'b' has no tensor linear\.weight of shape \[8, 32\]"):
+        merge_modules(base, experts)
+    (folders["a"] / dense).write_bytes(b"cut short")
+    with pytest.raises(TruncatedFile, match=f"a/{dense}"):
         merge_modules(base, experts)
     (base / "modules.json").unlink()
     with pytest.raises(BadFile, match="expert 'a' has the module Dense"):

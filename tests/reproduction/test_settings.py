@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from smoke_graph import ROOT, smoke_params
+from smoke_graph import smoke_params
 
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
 from featcal.settings import Calibration
-from pipeline import settings, write_settings
+from pipeline import ROOT, settings, write_settings
 from reproduction import experiments
 from reproduction.engine.context import load_context
 from reproduction.experiments import (

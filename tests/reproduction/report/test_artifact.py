@@ -12,14 +12,13 @@ import pytest
 from resolved import resolved
 from synthetic_results import write_project
 
-from pipeline import ROOT
+from pipeline import RESULTS, ROOT
 from reproduction.report import artifact
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import cost
 from reproduction.report.verdicts import DECIDED
 
-RESULTS = ROOT / "results" / "mini"
 text_of = cache(artifact.text)
 
 

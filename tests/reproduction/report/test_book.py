@@ -13,8 +13,7 @@ import nbformat
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[3]
-PAGES = sorted(source.stem for source in (ROOT / "notebooks").glob("*.ipynb"))
+from pipeline import NOTEBOOKS, ROOT
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,7 @@ def test_every_page_of_the_table_of_contents_is_built(site):
     chapters = [chapter for part in contents["parts"] for chapter in part["chapters"]]
     names = {contents["root"], *(chapter["file"] for chapter in chapters)}
     assert all((site / f"{name}.html").is_file() for name in names)
-    assert {f"pages/{name}" for name in PAGES} <= names
+    assert {f"pages/{name}" for name in NOTEBOOKS} <= names
 
 
 def test_no_page_names_another_host_for_anything_it_loads(site):
@@ -103,7 +102,7 @@ def test_the_link_test_can_fail(tmp_path):
 
 
 def test_plots_are_vector_graphics():
-    for name in set(PAGES) - {"figure4"}:  # which shows damaged pictures
+    for name in set(NOTEBOOKS) - {"figure4"}:  # which shows damaged pictures
         page = nbformat.read(ROOT / "book/pages" / f"{name}.ipynb", as_version=4)
         shown = [output for cell in page.cells for output in cell.get("outputs", [])]
         data = [output.get("data", {}) for output in shown]

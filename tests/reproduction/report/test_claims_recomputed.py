@@ -8,12 +8,11 @@ from recomputed_verdicts import Results, all_claims
 from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
-from pipeline import ROOT
+from pipeline import RESULTS, ROOT
 from reproduction.report.claims import claims
 from reproduction.report.paper import IMAGES, REAL, TEXT_SETS
 from reproduction.report.verdicts import judge, sources
 
-MINI = ROOT / "results" / "mini"
 ENTRIES = all_claims(ROOT / "reproduction" / "report" / "claims.yaml")
 
 
@@ -36,7 +35,7 @@ def agreed(folder, setting, expected):
 
 @pytest.mark.parametrize("setting", ["suite", "paper"])
 def test_every_verdict_on_the_results_in_git_is_what_other_code_computes(setting):
-    verdicts = agreed(MINI, setting, recomputed(MINI, setting))
+    verdicts = agreed(RESULTS, setting, recomputed(RESULTS, setting))
     if setting == "suite":  # energy needs a GPU; memory of Table 13 is not of published adapters
         not_run = [name for name, verdict in verdicts.items() if verdict.word == "not run"]
         assert len(not_run) <= 9 and all("energy" in n or "t13_memory" in n for n in not_run)
@@ -66,7 +65,7 @@ def test_verdicts_on_the_second_encoder_are_what_other_code_computes(name, setti
     entry = entry | {"role": REAL, "file": "second_encoder"}
     if isinstance(entry["over"], dict):
         entry["over"] = entry["over"] | {"upstream": ["average", "task_arithmetic"]}
-    word, margin, noise = Results(MINI, setting).verdict(entry)
+    word, margin, noise = Results(RESULTS, setting).verdict(entry)
     (source,) = (candidate for candidate in sources("mini") if candidate.key == "second_encoder")
     (verdicts,) = source.judged([next(claim for claim in claims() if claim.id == name)])
     actual = dict(zip(source.settings, verdicts, strict=True))[setting]
@@ -75,20 +74,20 @@ def test_verdicts_on_the_second_encoder_are_what_other_code_computes(name, setti
 
 def test_a_claim_is_judged_on_texts_as_on_images_that_have_the_same_numbers(tmp_path):
     """Results of the smaller image model as the real encoder's: every claim comes out the same."""
-    images = json.loads((MINI / "suite.json").read_text())["pools"]["20"]
+    images = json.loads((RESULTS / "suite.json").read_text())["pools"]["20"]
     renames = dict(zip(images, TEXT_SETS, strict=True)) | {IMAGES: REAL}
     pattern = re.compile(r"(?<![\w-])(" + "|".join(map(re.escape, renames)) + r")(?![\w-])")
-    for path in MINI.glob(f"*/{IMAGES}-*/*"):
+    for path in RESULTS.glob(f"*/{IMAGES}-*/*"):
         if path.suffix != ".png":
             renamed = pattern.sub(lambda match: renames[match[1]], path.read_text())
-            copy = tmp_path / str(path.relative_to(MINI)).replace(IMAGES, REAL)
+            copy = tmp_path / str(path.relative_to(RESULTS)).replace(IMAGES, REAL)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(renamed)
     pairs = [(claim, claim.on_real_model(REAL)) for claim in claims() if claim.on_real_model(REAL)]
     assert len(pairs) > 90 and {claim.role for claim, _ in pairs} <= {IMAGES, "clip_l14"}
     for claim, counterpart in pairs:
         if len(claim.parts) == len(counterpart.parts):  # no larger model among them
-            image = judge(claim, "mini", "suite", MINI)
+            image = judge(claim, "mini", "suite", RESULTS)
             text = judge(counterpart, "mini", "suite", tmp_path)
             expected = pytest.approx((text.margin, text.noise), nan_ok=True)
             assert image.word == text.word and (image.margin, image.noise) == expected, claim.id

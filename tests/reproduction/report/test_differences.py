@@ -1,7 +1,6 @@
 """Numbers and facts stated in differences.yaml are those of settings, models and records."""
 
 import json
-from pathlib import Path
 from statistics import mean
 
 import pandas as pd
@@ -10,11 +9,10 @@ import yaml
 
 from featcal.core.moments import PATCH_WEIGHT
 from featcal.core.ridge import EPS
-from pipeline import settings
+from pipeline import ROOT, settings
 from reproduction.prepare.suite import FineTune
 from reproduction.report.html import compact
 
-ROOT = Path(__file__).parents[3]
 LISTS = yaml.safe_load((ROOT / "reproduction/report/differences.yaml").read_text("utf-8"))
 PARAMS = settings()
 FEATCAL, METHODS = PARAMS["featcal"], PARAMS["methods"]

@@ -16,15 +16,14 @@ from pages import run_page, with_parameters, without_kernels
 from synthetic_results import write_project
 
 from featcal.errors import BadFile, MissingPath
-from pipeline import ROOT
+from pipeline import NOTEBOOKS, ROOT
 from reproduction.report import evidence
 from reproduction.report.claims import claims
 from reproduction.report.page import LISTED
 from reproduction.stages import page as execute
 from reproduction.stages.page import execute_page
 
-NAMES = sorted(source.stem for source in (ROOT / "notebooks").glob("*.ipynb"))
-VIEWS = [name for name in NAMES if name != "method"]
+VIEWS = [name for name in NOTEBOOKS if name != "method"]
 _spec = importlib.util.spec_from_file_location("pages_yaml", ROOT / "scripts" / "page_reads.py")
 SCRIPT = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(SCRIPT)
@@ -55,7 +54,7 @@ def outputs(page):
     return result
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_source_holds_no_output_no_logic_and_no_import_but_of_the_report(name):
     page = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     cells = code_cells(page)
@@ -140,7 +139,7 @@ def test_the_pipeline_waits_for_what_the_pages_declare_to_read():
 
 
 def test_the_list_of_claims_leaves_numbers_to_the_pages_that_list_their_own():
-    sources = {name: (ROOT / "notebooks" / f"{name}.ipynb").read_text() for name in NAMES}
+    sources = {name: (ROOT / "notebooks" / f"{name}.ipynb").read_text() for name in NOTEBOOKS}
     listing = {name for name, text in sources.items() if ".verdicts(" in text}
     assert listing == {claim.location for claim in claims() if claim.location.startswith(LISTED)}
 

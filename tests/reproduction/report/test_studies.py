@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from statistics import fmean
 from xml.etree import ElementTree
 
@@ -14,13 +13,13 @@ from synthetic_results import TASKS
 from tiny import seeded
 from torch import nn
 
+from pipeline import RESULTS
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import cost, drift, samples, sweeps
 from reproduction.report.verdicts import judge
 from reproduction.stages import measure
 
-RESULTS = Path(__file__).parents[3] / "results" / "mini"
 BOTH = ("clip_b32", "minilm")
 
 

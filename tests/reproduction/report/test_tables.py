@@ -1,13 +1,13 @@
 """Tables of accuracies and of language models: the paper's rows, and cells computed another way."""
 
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from synthetic_results import write_project
 
 from featcal.errors import MissingPath
+from pipeline import RESULTS
 from reproduction.report.evidence import Evidence, project_root, select
 from reproduction.report.html import margin
 from reproduction.report.pages import accuracies, language
@@ -15,7 +15,6 @@ from reproduction.report.paper import AVERAGE, PAPER_MODELS, PRINTED, TEXT_TASKS
 from reproduction.report.statistics import Estimate
 from reproduction.report.tables import METHODS, accuracy_rows, by_task, paper_recovered, paper_rows
 
-RESULTS = Path(__file__).parents[3] / "results" / "mini"
 MEASURED = sorted({folder.name for folder in RESULTS.glob("scores/*-*")} - {"smollm2-chat"})
 NAMES = {label: method for method, label in METHODS.items()} | {
     "Pre-trained": "base", "Fine-tuned (STL)": "expert", "Multi-task (MTL)": "multitask",

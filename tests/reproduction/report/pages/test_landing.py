@@ -3,11 +3,10 @@
 import pandas as pd
 import pytest
 
-from pipeline import ROOT
+from pipeline import RESULTS, ROOT
 from reproduction.report.pages import landing
 from reproduction.report.statistics import Estimate
 
-RESULTS = ROOT / "results" / "mini"
 PRINTED = ROOT / "reproduction" / "report" / "paper_tables"
 FILES = {
     "ViT-S/14": "scores/vit_s-8/scores.csv",

@@ -13,7 +13,7 @@ from synthetic_correct import write_answers
 
 from featcal.files import write_json
 from featcal.merging.registry import method_named, method_names
-from pipeline import ROOT, read_rows
+from pipeline import RESULTS, ROOT, read_rows
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.pages import (
     cost,
@@ -29,8 +29,6 @@ from reproduction.report.paper import AVERAGE, errata, packaged, paper_row, pape
 from reproduction.report.statistics import bits, estimate, lead
 from reproduction.report.tables import row_name, rows_of
 from reproduction.results import CANDIDATES, DEFAULT, EXTRAPOLATION, write_rows
-
-RESULTS = ROOT / "results" / "mini"
 
 
 def line(page, start):
