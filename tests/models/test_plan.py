@@ -108,7 +108,7 @@ REFUSED = {
     "another axis": (BadSetting, lambda: tf.SqueezeBertModel(SQUEEZE), "SqueezeBertLayerNorm, "),
     "folded": (BadCapture, FOLDED, "blocks.00.fc: its input has shape (3, 2, 8) instead of (2"),
     "norms run twice": (BadCapture, lambda: tf.XmodModel(XMOD), "output.LayerNorm: ran twice"),
-    "missing key": (BadPlan, KEY, "cannot be run one by one (2)"),
+    "missing key": (BadPlan, KEY, "cannot be run one by one (KeyError(2))"),
     "missing attribute": (BadPlan, ATTRIBUTE, "one by one ('NoneType' object has no"),
     "crosstalk": (BadPlan, DOUBLED, "differs from the model's own forward by"),
     "closure": (BadFile, CLOSURE, "blocks.0.fc has a forward of its own"),
