@@ -104,9 +104,12 @@ def _table(suite: str) -> str:
     for source in sources(suite):
         texts = columns[source.title] = []
         for claim, (first, *others) in zip(headline, source.judged(headline), strict=True):
-            tuned = [f"tuned: {v.word}" for v in others if v and claim.has_settings]
-            notes = "; ".join(filter(None, [*tuned, first.share_of(claim)])) if first else ""
-            texts.append((f"{first.word} ({notes})" if notes else first.word) if first else "–")
+            if first is None:
+                texts.append("–")
+                continue
+            notes = [f"tuned: {v.word}" for v in others if v and claim.has_settings]
+            notes += filter(None, [first.share_of(claim)])
+            texts.append(first.word + (f" ({'; '.join(notes)})" if notes else ""))
     lines = [f"| {' | '.join(['claim of the paper', *columns, 'command', 'minutes'])} |"]
     lines.append("|---" * (len(columns) + 3) + "|")
     for claim, *texts in zip(headline, *columns.values(), strict=True):

@@ -29,7 +29,7 @@ METHODS = {method: f"w/ {name}" for method, name in NAMES.items()}
 SHIFT = "mean_shift"  # an adapter that the paper has no row for
 SETTING_LABELS = {"paper": "printed settings", "suite": "tuned on validation rows"}
 SHORT = {"paper": "printed", "suite": "tuned", "": ""}
-SIZE_NAMES = {"paper": "published", "suite": "smaller", "": ""}  # adapters were not tuned
+SIZE_NAMES = {"paper": "published", "suite": "smaller", "": ""}  # of adapters
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # name of an adapter's size
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
 UNTUNED = (paper.VISION, paper.LANGUAGE[0])  # roles for which no setting was tuned
@@ -78,6 +78,11 @@ def settings_of(data: Evidence) -> tuple[str, ...]:
 def row_name(upstream: str, method: str) -> str:
     """Return how pages call a row of a printed table."""
     return f"{UPSTREAMS.get(upstream, '')} {(METHODS | REFERENCES).get(method, '')}".strip()
+
+
+def short_name(method: str, setting: str) -> str:
+    """Return how a row of several settings is told apart; adapters, not tuned, by their size."""
+    return (SIZE_NAMES if method in ADAPTERS else SHORT)[setting]
 
 
 def settings_note(data: Evidence) -> str:
@@ -162,8 +167,7 @@ def rows_in_order(
         merger = ModelRow(MERGERS[upstream], "merger", upstream, lookup(upstream, "merged", ""))
         block = [merger]
         for setting, (method, label) in product(settings if merger.cells else (), METHODS.items()):
-            short = (SIZE_NAMES if method in ADAPTERS else SHORT)[setting]
-            name = f"{label}, {short}" if len(settings) > 1 else label
+            name = f"{label}, {short_name(method, setting)}" if len(settings) > 1 else label
             row = ModelRow(name, "calibrated", upstream, lookup(upstream, method, setting))
             block.append(with_changes(row, merger))
         rows += with_best(block)

@@ -26,7 +26,7 @@ from reproduction.report.figures import (
 )
 from reproduction.report.html import PageOutput, margin, tabulate
 from reproduction.report.statistics import estimate
-from reproduction.report.tables import METHODS, SHORT, SIZE_NAMES, UPSTREAMS, average, settings_of
+from reproduction.report.tables import METHODS, SHORT, UPSTREAMS, average, settings_of, short_name
 
 UPSTREAM = "task_arithmetic"
 PROJECTED = ("expert", "merged", "featcal")
@@ -298,8 +298,7 @@ def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:
             cells.append(f"{aligned['cosine'].mean():.3f}" if len(aligned) else "–")
             cells.append(f"{changes['cosine'].mean():.3f}" if len(changes) else "as merged")
             name = (METHODS | {"merged": UPSTREAMS[UPSTREAM]})[method]
-            short = (SIZE_NAMES if method == adapter else SHORT)[setting]
-            at = ", ".join(filter(None, (data.model_name, short)))
+            at = ", ".join(filter(None, (data.model_name, short_name(method, setting))))
             rows.append(("" if setting else "fc-merger", [f"{name} <small>{at}</small>", *cells]))
     head = ["", "Accuracy (%)", "Cosine of final features", "Cosine of task vectors"]
     return tabulate(head, rows, "Means over tasks, one seed; cosines to the expert’s")
