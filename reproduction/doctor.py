@@ -16,18 +16,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import huggingface_hub
+import torch
 import yaml
 from huggingface_hub import constants, errors
 from huggingface_hub.utils import filter_repo_objects
 from typer import Exit, Option
 
+from featcal.calibration.estimate import Job
 from featcal.cli.options import Json
 from featcal.cli.output import note, say, say_json, size_text, table
+from featcal.cli.plan import estimated
 from featcal.data.places import Kind
 from featcal.errors import MissingPath, one_line
 from featcal.files import read_json
+from featcal.models.stored import skeleton
 from reproduction.engine.context import Context
 from reproduction.experiments import load_experiments
+from reproduction.language import harness
 from reproduction.prepare import hub
 from reproduction.prepare.suite import Role, Suite, load_suite
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS
@@ -107,8 +112,6 @@ def doctor(
 
 
 def machine_rows() -> list[list[str]]:
-    import torch
-
     cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return [
         ["python", platform.python_version()],
@@ -145,8 +148,6 @@ def checkup(context: Context) -> Checkup:
 
 def gpu_bytes() -> int:
     """Return the memory of the first GPU; 0 without one."""
-    import torch
-
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
 
 
@@ -244,10 +245,6 @@ def add_costs(context: Context, report: Checkup) -> None:
 
 def planned(context: Context, role: str, tasks: int) -> int:
     """Estimate the GPU memory of a role's calibration, features cached in host memory, in bytes."""
-    from featcal.calibration.estimate import Job
-    from featcal.cli.plan import estimated
-    from featcal.models.stored import skeleton
-
     runs = [run for run in context.experiments.calibrate.values() if run.role == role]
     samples = max((run.samples for run in runs), default=256)
     batch = max((run.batch for run in runs), default=32)
@@ -280,8 +277,6 @@ def compare_disk(root: Path, report: Checkup) -> None:
 
 def tests_lack(suite: Suite) -> list[str]:
     """Return the unmet needs of public tests of language models besides their data, with ways out."""
-    from reproduction.language import harness
-
     texts, tests = suite.language.texts, suite.language.tests
     if texts is None or texts.source == "mini" or not tests:
         return []

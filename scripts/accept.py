@@ -16,10 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE, WEIGHTS = ("featcal/", "reproduction/"), "reproduction/mini/models"
-REMADE = (
-    "page",
-    "book",
-)  # made again in seconds, and the smoke graph does not look at them
+REMADE = ("page", "book")  # made again in seconds, and the smoke graph does not look at them
 SMOKE = """
 import json, sys
 from pathlib import Path
@@ -62,21 +59,16 @@ def only_code_changed(status: dict[str, list[Any]]) -> list[str]:
 
 def smoke(tree: Path, folder: Path) -> dict[str, str]:
     """Return the sha256 of every file of the smoke graph, run by the code of `tree` in `folder`."""
-    environment = os.environ | {
-        "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}",
-        "OMP_NUM_THREADS": "1",
-    }
+    own = {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "OMP_NUM_THREADS": "1"}
     folder.mkdir()
-    text = output(sys.executable, "-c", SMOKE, str(folder), cwd=tree, env=environment)
+    text = output(sys.executable, "-c", SMOKE, str(folder), cwd=tree, env=os.environ | own)
     hashes: dict[str, str] = json.loads(text.splitlines()[-1])
     return hashes
 
 
 def require_same(before: dict[str, str], after: dict[str, str]) -> None:
     """Raise Refused, with their names, if files have other bytes."""
-    changed = sorted(
-        name for name in set(before) | set(after) if before.get(name) != after.get(name)
-    )
+    changed = sorted({name for name, _ in before.items() ^ after.items()})
     if changed or not before:
         names = "\n".join(f"  {name}" for name in changed) or "  (the smoke graph wrote nothing)"
         raise Refused(
@@ -96,10 +88,8 @@ def accept() -> None:
     with tempfile.TemporaryDirectory(prefix="featcal-accept-") as temporary:
         clone = Path(temporary, "clone")
         output("git", "clone", "--quiet", str(ROOT), str(clone))
-        before, after = (
-            smoke(clone, Path(temporary, "before")),
-            smoke(ROOT, Path(temporary, "after")),
-        )
+        before = smoke(clone, Path(temporary, "before"))
+        after = smoke(ROOT, Path(temporary, "after"))
     require_same(before, after)
     output("dvc", "commit", "--force", *stages, cwd=ROOT)
     print(f"accept: {len(before)} files equal; recorded")

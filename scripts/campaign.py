@@ -187,8 +187,8 @@ def by_command(case: Family, settings: dict[str, Any]) -> tuple[str, str]:
                 return NAMED, f"merge: {message}"
             start, rest = CALIBRATE.index("--data"), CALIBRATE.index("--out")
             # auto measures no drift, and may keep the merged model
-            arguments = [*CALIBRATE[:start], *data, *CALIBRATE[rest:], "--preset", "paper"]
-            arguments += options
+            preset = ["--preset", "paper"]
+            arguments = [*CALIBRATE[:start], *data, *CALIBRATE[rest:], *preset, *options]
             before = everything()
             dry_code, dry_message = command([*arguments, "--dry-run"])
             if fault := bad_message(dry_code, dry_message) or left_by(before):
@@ -214,8 +214,8 @@ def by_command(case: Family, settings: dict[str, Any]) -> tuple[str, str]:
             ):
                 return SILENT, fault
             last = json.loads(Path("new/featcal.json").read_text())["drift"][-1]
-            lines = [f"drift {last['merged']:.3f} to {last['calibrated']:.3f}"]
-            return OK, ", ".join([*lines, *([f"no plan: {plan_message}"] if plan_code else [])])
+            drift = f"drift {last['merged']:.3f} to {last['calibrated']:.3f}"
+            return OK, f"{drift}, no plan: {plan_message}" if plan_code else drift
 
 
 def everything() -> dict[str, int]:
@@ -236,10 +236,8 @@ def bad_message(code: int, message: str) -> str:
     """
     if code == 0:
         return ""
-    foreign = re.search(
-        r"\bload_batches\.[a-z_]+\b|params\.yaml|\bdvc\b|Traceback|Value error|<.*at 0x",
-        message,
-    )
+    not_ours = r"\bload_batches\.[a-z_]+\b|params\.yaml|\bdvc\b|Traceback|Value error|<.*at 0x"
+    foreign = re.search(not_ours, message)
     if code != cli.MISTAKE or message.count("featcal: ") != 1 or len(message) > 3000 or foreign:
         return f"ends with {code} and says {foreign and foreign[0]!r}: {message.strip()[:300]}"
     open_ended = not re.search(r"\n  - |; (it|did|give|known)|must|--help", message)
@@ -250,18 +248,16 @@ def no_result(merged: Path, folder: Path) -> str:
     """Return the fault of a written folder, empty if none: transformers has to load all of it, with
     the merged model's names and other weights.
     """
-    files = [
-        {n: t for file in model_folder.glob("*.safetensors") for n, t in load_file(file).items()}
-        for model_folder in (merged, folder)
-    ]
+    before, after = (
+        {n: t for file in path.glob("*.safetensors") for n, t in load_file(file).items()}
+        for path in (merged, folder)
+    )
     kind = getattr(tf, json.loads((folder / "config.json").read_text())["architectures"][0])
     model, report = kind.from_pretrained(folder, output_loading_info=True)
     lost = {key: sorted(names) for key, names in report.items() if names}
     if lost or not all(bool(p.isfinite().all()) for p in model.parameters()):
         return f"does not load as it was written: {lost}"
-    if files[0].keys() != files[1].keys() or all(
-        torch.equal(files[0][name], files[1][name]) for name in files[0]
-    ):
+    if before.keys() != after.keys() or all(torch.equal(t, after[n]) for n, t in before.items()):
         return "other tensors than the merged model's, or the same numbers"
     return ""
 
@@ -273,27 +269,21 @@ def other_drift(data_options: list[str]) -> str:
     code, message = command(arguments)
     if code:
         return f"compare: {message}"
-    recorded = {
-        (row["expert"], model): row[model]
-        for row in json.loads(Path("new/featcal.json").read_text())["drift"]
-        for model in MODELS
-    }
-    measured = {
-        (row["expert"], row["model"]): row["relative_drift"]
-        for row in json.loads(message)["agreement"]
-    }
-    same = measured.keys() == recorded.keys() and all(
-        abs(measured[key] - recorded[key]) < 1e-4 for key in recorded
-    )
+    drift = json.loads(Path("new/featcal.json").read_text())["drift"]
+    recorded = {(row["expert"], model): row[model] for row in drift for model in MODELS}
+    rows = json.loads(message)["agreement"]
+    measured = {(row["expert"], row["model"]): row["relative_drift"] for row in rows}
+    same = measured.keys() == recorded.keys()
+    same = same and all(abs(measured[key] - recorded[key]) < 1e-4 for key in recorded)
     return "" if same else f"compare measures {measured}, featcal.json has {recorded}"
 
 
 def options_of(settings: dict[str, Any]) -> list[str]:
     """Return the settings of a family as options."""
-    values = {
-        name: "false" if value is False else ",".join(value) for name, value in settings.items()
-    }
-    return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+    options = []
+    for name, value in settings.items():
+        options += ["--set", f"{name}={'false' if value is False else ','.join(value)}"]
+    return options
 
 
 # of a command the folder that it starts from, and the one that it writes
@@ -515,20 +505,17 @@ WRONG: dict[str, list[dict[str, Callable[[], Any]]]] = {
 def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str]:
     """Return the verdict on a call in Python with a fault in it."""
     good = experiment(torch.float32, tasks=("a", "b"), build=lambda dtype: small())
-    good["settings"] = featcal.Calibration()  # auto keeps the merged model with few samples
+    base, merged = good.pop("base"), good.pop("merged")  # experts and batches are left
     arguments_by_function = {
-        "merge": {"method": "task_arithmetic", "base": good["base"], "experts": good["experts"]},
-        "compare": {
-            "models": {"m": good["merged"]},
-            "experts": good["experts"],
-            "batches": good["batches"],
-        },
+        # auto keeps the merged model with few samples
+        "calibrate": {"merged": merged, "base": base, "settings": featcal.Calibration(), **good},
+        "merge": {"method": "task_arithmetic", "base": base, "experts": good["experts"]},
+        "compare": {"models": {"m": merged}, **good},
         "load_batches": {"data": {"a": "nowhere"}, "model": "nowhere"},
-        "surgery": {k: v for k, v in good.items() if k not in ("base", "settings")} | {"steps": 1},
+        "surgery": {"merged": merged, "steps": 1, **good},
     }
-    getattr(featcal, name)(
-        **arguments_by_function.get(name, good) | {key: value() for key, value in other.items()}
-    )
+    changes = {key: value() for key, value in other.items()}
+    getattr(featcal, name)(**arguments_by_function[name] | changes)
     return SILENT, "a result came out"
 
 
@@ -575,10 +562,7 @@ def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tu
     cases = {title: (FAMILIES[name], {}) for name, title in SHOWN.items()}
     for name, (kind, config, batches, settings) in MORE_FAMILIES.items():
         cases[name] = family(kind, config, {}, batches=batches), settings
-    return {
-        name: (partial(in_memory, *case), partial(by_command, *case))
-        for name, case in cases.items()
-    }
+    return {n: (partial(in_memory, *c), partial(by_command, *c)) for n, c in cases.items()}
 
 
 def verdict_of(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
@@ -601,11 +585,7 @@ def matrix(verdicts: dict[str, str]) -> list[str]:
     plain = {name: verdict for name, verdict in verdicts.items() if ", --" not in name}
     fine = [name for name, verdict in plain.items() if verdict == OK]
     refused = [name for name, verdict in plain.items() if verdict == NAMED and name not in switched]
-    rows = {
-        "calibrated": fine,
-        "with a switch": list(switched.values()),
-        "refused by name": refused,
-    }
+    rows = {"calibrated": fine, "with a switch": switched.values(), "refused by name": refused}
     return [f"| {verdict} | {', '.join(names)} |" for verdict, names in rows.items()]
 
 

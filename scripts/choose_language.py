@@ -20,10 +20,7 @@ from reproduction.prepare.suite import FineTuneText, Lora
 from reproduction.prepare.tasks import prompted
 
 CHOICE = Path("reproduction/mini/language/choice_t5.json")
-ROLES = {
-    "flan_t5_base": FineTuneText(lr=5e-4),
-    "flan_t5_large": FineTuneText(lr=3e-3, lora=Lora()),
-}
+ROLES = {"flan_t5_base": FineTuneText(lr=5e-4), "flan_t5_large": FineTuneText(lr=3e-3, lora=Lora())}
 SCALES = (0.1, 0.2, 0.3, 0.4, 0.5)
 DATA_SEED, EXPERT_SEED, BATCH = 0, 0, 100
 

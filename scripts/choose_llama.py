@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from choose_mini import write_rounded
 
+import featcal
 from featcal.data.texts import Sample
 from featcal.files import read_json
-from featcal.merging.tensors import add_task_vector, average_tensor, task_vectors, tensor_sum
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.language.answers import CHECKS
 from reproduction.language.generation import generate_texts
@@ -58,37 +58,25 @@ def scores(model, tokenizer, rows: int) -> dict[str, float]:
 
 def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str, float]]:
     folder, table = MODELS / role, {}
-    tokenizer = load_tokenizer(folder)
-    model = load_model(folder).eval()
+    tokenizer, base, experts = load_tokenizer(folder), load_model(folder).eval(), []
 
-    def add(name: str, scored: Any) -> None:
-        table[name] = scores(scored, tokenizer, rows)
+    def add(name: str, model: Any) -> None:
+        table[name] = scores(model, tokenizer, rows)
         values = " ".join(f"{value:5.1f}" for value in table[name].values())
         print(f"{role} {name:20}", values, flush=True)
 
-    add("base", model)
-    base = {name: value.clone() for name, value in model.state_dict().items()}
-    experts = []
+    add("base", base)
     for domain in DOMAINS:
         items = training_items(domain, "train", TRAINING["train"], DATA_SEED)
         samples = [
             Sample(f"{domain} {n}", item.prompt, f"{item.target}\n") for n, item in enumerate(items)
         ]
-        expert = fine_tune_text(folder, samples, settings, domain, EXPERT_SEED)
-        experts.append({name: value.clone() for name, value in expert.state_dict().items()})
-        add(domain, expert)
-    mergers = {"average": average_tensor} | {
-        f"task_arithmetic {scale:g}": lambda base, experts, scale=scale: add_task_vector(
-            base, tensor_sum(task_vectors(base, experts)), scale
-        )
-        for scale in SCALES
-    }
-    for name, merge in mergers.items():
-        merged = {
-            key: merge(value, [expert[key] for expert in experts]) for key, value in base.items()
-        }
-        model.load_state_dict(merged)
-        add(name, model)
+        experts.append(fine_tune_text(folder, samples, settings, domain, EXPERT_SEED))
+        add(domain, experts[-1])
+    add("average", featcal.merge("average", base, experts))
+    for scale in SCALES:
+        merged = featcal.merge("task_arithmetic", base, experts, scale=scale)
+        add(f"task_arithmetic {scale:g}", merged)
     return table
 
 
@@ -105,16 +93,12 @@ def main() -> None:
     torch.set_num_threads(1)
     results = read_json(CHOICE) if CHOICE.is_file() else {}
     for role in args.roles:
-        overrides = {
-            name: value for name in ("steps", "lr") if (value := getattr(args, name)) is not None
-        }
-        settings = load_suite(Path(), "mini").language.roles[role].fine_tune.but(**overrides)
+        options = {"steps": args.steps, "lr": args.lr}
+        changes = {name: value for name, value in options.items() if value is not None}
+        settings = load_suite(Path(), "mini").language.roles[role].fine_tune.but(**changes)
         values = {name: getattr(settings, name) for name in ("steps", "lr", "batch", "frozen")}
-        results[role] = {
-            "validation": measured(role, settings, args.rows),
-            "rows": args.rows,
-            "experts": values,
-        }
+        validation = measured(role, settings, args.rows)
+        results[role] = {"validation": validation, "rows": args.rows, "experts": values}
     if args.write:
         write_rounded(CHOICE, results)
 

@@ -4,15 +4,12 @@
 calibration and no adapter. (What is not chosen here, the tasks, the frozen embeddings and the
 models' shapes, comes from a prototype whose scores were seen.)
   1. One strength for both roles, from .35 ... .65: base averages over the 8 tasks lie in 40-55 for
-  both, and the sum of their
-     distances to the paper's 48.2 is smallest. If a check of 2 fails, the next nearest strength is
-     tried.
+     both, and the sum of their distances to the paper's 48.2 is smallest. If a check of 2 fails, the
+     next nearest strength is tried.
   2. Checks, per role, 8 tasks: experts at least 85; simple averaging and task arithmetic 8-20
-  points above the base and at
-     least 20 below the experts.
+     points above the base and at least 20 below the experts.
   3. One scale per pool for both roles: the best mean validation average among those that pass check
-  2 (of all, if none does),
-     with every seed of expert training: three for 8 tasks, one for 14 and 20.
+     2 (of all, if none does), with every seed of expert training: three for 8 tasks, else one.
 `settings`, run only after that is frozen, chooses lambda, alpha and rho for the suite, one after
 the other, on both roles together; among equals it stays with the value it started from.
 `wudi` chooses the rate of WUDI's Adam for one role by the merger's own loss on its experts of 8 tasks
@@ -24,6 +21,7 @@ reproduction/mini/wudi_rate.json, by role. `wudi vit_s` does so for the model of
 import argparse
 import json
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -67,10 +65,8 @@ class Base:
     def __init__(self, role: str):
         clip = load_clip(MODELS / role)
         tokenizer = load_tokenizer(MODELS / role)
-        self.vision, self.projection = (
-            clip.vision_model.eval(),
-            clip.visual_projection.weight.detach(),
-        )
+        self.vision = clip.vision_model.eval()
+        self.projection = clip.visual_projection.weight.detach()
         self.logit_scale = clip.logit_scale.detach()
         with torch.no_grad():
             self.heads = {key: self._head(clip, tokenizer, task) for key, task in TASKS.items()}
@@ -78,11 +74,8 @@ class Base:
     def _head(self, clip, tokenizer, task) -> torch.Tensor:
         total = 0.0
         for template in range(TEMPLATES):
-            tokens = tokenizer(
-                [task.templates[template].format(c) for c in task.classes],
-                padding=True,
-                return_tensors="pt",
-            )
+            prompts = [task.templates[template].format(name) for name in task.classes]
+            tokens = tokenizer(prompts, padding=True, return_tensors="pt")
             total = total + F.normalize(clip.get_text_features(**tokens).pooler_output, dim=-1)
         return F.normalize(total, dim=-1)
 
@@ -112,11 +105,8 @@ def make_expert(role: str, task: str, seed: int, strength: float) -> float:
     path, base = expert_file(role, task, seed, strength), Base(role)
     if not path.is_file():
         rows = {task: cached_set(MODELS / role, task, "train", TRAIN, DATA_SEED, strength)}
-        heads = {
-            "visual_projection": base.projection,
-            "logit_scale": base.logit_scale,
-            f"head/{task}": base.heads[task],
-        }
+        heads = {"visual_projection": base.projection, "logit_scale": base.logit_scale}
+        heads[f"head/{task}"] = base.heads[task]
         recipe = FineTune(steps=250 if TASKS[task].hard else 100)
         expert = fine_tune(base.vision, heads, rows, recipe, seed)
         with atomic_path(path) as hidden:
@@ -148,25 +138,19 @@ def merged_averages(role: str, pool: str, seed: int, strength: float) -> dict:
 
 def measured(strength: float, pools, seeds) -> dict:
     """pool -> role -> seed -> averages of base, experts, simple averaging, task arithmetic."""
-    largest = max(pools, key=lambda pool: len(POOLS[pool]))
-    jobs = {
-        f"{r} {t} seed {s}": (r, t, s, strength)
-        for r in reversed(ROLES)
-        for s in seeds
-        for t in POOLS[largest]
-    }
+    tasks = max((POOLS[pool] for pool in pools), key=len)
+    roles = ROLES[::-1]  # the larger model first
+    models = product(roles, seeds, tasks)
+    jobs = {f"{r} {t} seed {s}": (r, t, s, strength) for r, s, t in models}
     experts = dict(fan_out("experts", make_expert, jobs, WORKERS))
-    jobs = {
-        f"{r}/{p}/{s}": (r, p, s, strength) for r in reversed(ROLES) for p in pools for s in seeds
-    }
+    models = product(roles, pools, seeds)
+    jobs = {f"{r}/{p}/{s}": (r, p, s, strength) for r, p, s in models}
     scores_of: dict = {pool: {role: {} for role in ROLES} for pool in pools}
     for name, scores in fan_out("merged", merged_averages, jobs, WORKERS):
         role, pool, seed = name.split("/")
         accuracies = {task: experts[f"{role} {task} seed {seed}"] for task in POOLS[pool]}
-        scores_of[pool][role][seed] = scores | {
-            "experts": float(np.mean(list(accuracies.values()))),
-            "expert_of": accuracies,
-        }
+        mean = float(np.mean(list(accuracies.values())))
+        scores_of[pool][role][seed] = scores | {"experts": mean, "expert_of": accuracies}
     return scores_of
 
 
@@ -178,36 +162,24 @@ def passes(scores: dict, value: float) -> bool:
 def best_scale(by_role: dict) -> dict:
     """Return the chosen scale of a pool, and whether every check of 2 holds with it."""
     runs = [scores for seeds in by_role.values() for scores in seeds.values()]
-    means = {
-        scale: float(np.mean([s["task_arithmetic"][scale] for s in runs]))
-        for scale in runs[0]["task_arithmetic"]
-    }
-    passing = [
-        scale for scale in means if all(passes(s, s["task_arithmetic"][scale]) for s in runs)
-    ]
+    means, passing = {}, []
+    for scale in runs[0]["task_arithmetic"]:
+        values = [scores["task_arithmetic"][scale] for scores in runs]
+        means[scale] = float(np.mean(values))
+        passing += [scale] if all(map(passes, runs, values)) else []
     averaging = all(s["experts"] >= 85 and passes(s, s["average"]) for s in runs)
-    return {
-        "scale": float(max(passing or means, key=means.__getitem__)),
-        "checks_hold": bool(passing) and averaging,
-    }
+    best = float(max(passing or means, key=means.__getitem__))
+    return {"scale": best, "checks_hold": bool(passing) and averaging}
 
 
 def choose_suite() -> None:
-    jobs = {
-        f"{role}/{strength:g}": (role, strength)
-        for role in reversed(ROLES)
-        for strength in STRENGTHS
-    }
+    jobs = {f"{role}/{s:g}": (role, s) for role, s in product(ROLES[::-1], STRENGTHS)}
     bases = dict(fan_out("bases", base_average, jobs, WORKERS))
     table = {f"{s:g}": {role: bases[f"{role}/{s:g}"] for role in ROLES} for s in STRENGTHS}
     distance = {s: sum(abs(v - PAPER_BASE) for v in row.values()) for s, row in table.items()}
-    order = [
-        s
-        for s in sorted(distance, key=distance.__getitem__)
-        if all(40 <= v <= 55 for v in table[s].values())
-    ]
+    in_range = [s for s, row in table.items() if all(40 <= v <= 55 for v in row.values())]
     checks: dict = {}
-    for strength in order:
+    for strength in sorted(in_range, key=distance.__getitem__):
         pool8 = measured(float(strength), ["8"], SEEDS[:1])["8"]
         checks[strength] = best_scale(pool8) | {"scores": pool8}
         print(strength, json.dumps(checks[strength]), flush=True)
@@ -218,12 +190,8 @@ def choose_suite() -> None:
     spread = measured(float(strength), ["8"], SEEDS)
     larger = measured(float(strength), ["14", "20"], SEEDS[:1])
     scales = {pool: best_scale(by_role) for pool, by_role in (spread | larger).items()}
-    measurements = {
-        "base_by_strength": table,
-        "tried": checks,
-        "pools": spread | larger,
-        "checked": scales,
-    }
+    measurements = {"base_by_strength": table, "tried": checks}
+    measurements |= {"pools": spread | larger, "checked": scales}
     scale = {role: {pool: scales[pool]["scale"] for pool in POOLS} for role in ROLES}
     write({"suite": measurements}, {"strength": float(strength), "scale": scale})
 
@@ -255,9 +223,8 @@ def calibrated_average(role: str, strength: float, scale: float, values: dict) -
         batches[task] = list(rows.batches(order[:SAMPLES], SAMPLES))
         experts[task] = Base(role).vision
         experts[task].load_state_dict(load_file(expert_file(role, task, 0, strength)))
-    result = calibrate(
-        merged, base=origin, experts=experts, batches=batches, settings=Calibration(**values)
-    )
+    models = {"base": origin, "experts": experts}
+    result = calibrate(merged, **models, batches=batches, settings=Calibration(**values))
     return base.average(validation(role, tasks, strength), result.model.state_dict())
 
 
@@ -265,30 +232,20 @@ def choose_settings() -> None:
     frozen = json.loads(CHOICE.read_text())["chosen"]
     chosen, sweeps = dict(START), {}
     for name, grid in GRID.items():
-        fixed = {
-            role: (role, frozen["strength"], frozen["scale"][role]["8"]) for role in reversed(ROLES)
-        }
-        jobs = {
-            f"{role}/{value:g}": (*fixed[role], chosen | {name: value})
-            for value in grid
-            for role in fixed
-        }
+        jobs = {}
+        for value, role in product(grid, ROLES[::-1]):
+            fixed = (role, frozen["strength"], frozen["scale"][role]["8"])
+            jobs[f"{role}/{value:g}"] = (*fixed, chosen | {name: value})
         scores_of = dict(fan_out(name, calibrated_average, jobs, WORKERS))
         sweeps[name] = {
             f"{v:g}": {role: scores_of[f"{role}/{v:g}"] for role in ROLES} for v in grid
         }
-        score = {value: sum(sweeps[name][f"{value:g}"].values()) for value in grid}
-        chosen[name] = max(
-            grid, key=lambda v, at=START[name], score=score: (score[v], v == at)
-        )  # no reason to move: stay
+        # with no reason to move, the value it started from
+        score = {v: (sum(sweeps[name][f"{v:g}"].values()), v == START[name]) for v in grid}
+        chosen[name] = max(grid, key=score.__getitem__)
         print(name, sweeps[name], "->", chosen[name], flush=True)
-    about = {
-        "start": START,
-        "samples": SAMPLES,
-        "draw_seed": DRAW,
-        "upstream": "task_arithmetic",
-        "pool": "8",
-    }
+    about = {"start": START, "samples": SAMPLES, "draw_seed": DRAW}
+    about |= {"upstream": "task_arithmetic", "pool": "8"}
     write({"settings": about | {"sweeps": sweeps}}, {"settings": chosen})
 
 

@@ -44,42 +44,32 @@ def main() -> None:
         setup = load_setup(key)
         entry = record.setdefault(key, {}).setdefault(args.what, {"rows": ROWS})
         if args.what == "scale":
-            jobs: dict[str, tuple[Any, ...]] = {
-                f"scale {scale:g}": (setup, scale) for scale in SCALES
-            }
-            by_merger = {"task_arithmetic": (task_arithmetic, jobs)}
+            points = {f"scale {scale:g}": (scale,) for scale in SCALES}
+            function, mergers = merged, ("task_arithmetic",)
         else:
-            grid = {
-                f"ridge {r:g}, anchor_blend {b:g}, interpolation {i:g}": (r, b, i)
-                for r, b, i in product(*GRID)
-            }
-            by_merger = {
-                m: (calibrated, {name: (setup, m, *point) for name, point in grid.items()})
-                for m in UPSTREAMS
-            }
+            text = "ridge {:g}, anchor_blend {:g}, interpolation {:g}"
+            points = {text.format(*point): point for point in product(*GRID)}
+            function, mergers = calibrated, UPSTREAMS
         scores: dict[str, dict[str, float]] = entry.setdefault("by_merger", {})
-        for merger, (function, jobs) in by_merger.items():
-            missing = {
-                name: job for name, job in jobs.items() if name not in scores.setdefault(merger, {})
-            }
-            for name, value in fan_out(
-                f"{key} {merger}", function, missing, setup.context.suite.workers
-            ):
-                scores[merger][name] = value
+        for merger in mergers:
+            done = scores.setdefault(merger, {})
+            jobs = {n: (setup, merger, *point) for n, point in points.items() if n not in done}
+            workers = setup.context.suite.workers
+            for name, value in fan_out(f"{key} {merger}", function, jobs, workers):
+                done[name] = value
                 write_json(OUT, record)
-        names = next(iter(by_merger.values()))[1]
         entry["averages"] = {
-            name: round(sum(s[name] for s in scores.values()) / len(scores), 2) for name in names
+            name: round(sum(s[name] for s in scores.values()) / len(scores), 2) for name in points
         }
-        entry["best"] = max(names, key=lambda name: entry["averages"][name])
+        entry["best"] = max(points, key=entry["averages"].__getitem__)
         write_json(OUT, record)
 
 
-def task_arithmetic(setup: Setup, scale: float) -> float:
-    """Return the average accuracy of task arithmetic at one scale."""
+def merged(setup: Setup, merger: str, scale: float) -> float:
+    """Return the average accuracy of a merged model at one scale."""
     base = setup.load(setup.base)
     experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
-    return score(setup, featcal.merge("task_arithmetic", base, experts, scale=scale))
+    return score(setup, featcal.merge(merger, base, experts, scale=scale))
 
 
 def calibrated(

@@ -8,19 +8,19 @@ taken, then the best. All weights learn, as those of the paper's experts do.
 
 import json
 import time
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from reproduction.engine.context import load_context
+from reproduction.engine.context import HEADS, load_context
 from reproduction.engine.workers import fan_out
 from reproduction.prepare.suite import FineTuneSentences
 from reproduction.stages.prepare import model_folder, write_encoder_and_heads
 
 TASKS = ("banking77", "csabstruct", "rt_polarity")
-STEPS = 100
-RECIPES = [FineTuneSentences(steps=STEPS, lr=rate) for rate in (1.0e-4, 2.0e-4, 4.0e-4)] + [
-    FineTuneSentences(steps=2 * STEPS, lr=2.0e-4)
-]
+STEPS_AND_RATES = ((100, 1.0e-4), (100, 2.0e-4), (100, 4.0e-4), (200, 2.0e-4))
+RECIPES = [FineTuneSentences(steps=steps, lr=rate) for steps, rate in STEPS_AND_RATES]
 ENOUGH = 0.5  # percentage points
 OUT = Path(__file__).parents[1] / "reproduction" / "real_text" / "choice.json"
 
@@ -35,30 +35,19 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         store = Path(folder)
         write_encoder_and_heads(encoder, texts, TASKS, RECIPES[0].temperature, store)
-        jobs = {
-            f"{i} {task}": (recipe, task, texts, store)
-            for i, recipe in enumerate(RECIPES)
-            for task in TASKS
-        }
+        pairs = product(enumerate(RECIPES), TASKS)
+        jobs = {f"{i} {task}": (recipe, task, texts, store) for (i, recipe), task in pairs}
         scores = dict(fan_out("expert", score, jobs, context.suite.workers))
     rows = []
     for i, recipe in enumerate(RECIPES):
         right, seconds = zip(*(scores[f"{i} {task}"] for task in TASKS), strict=True)
-        rows.append(
-            {
-                "steps": recipe.steps,
-                "lr": recipe.lr,
-                "frozen": list(recipe.frozen),
-                "validation": dict(zip(TASKS, right, strict=True)),
-                "average": round(sum(right) / len(right), 2),
-                "seconds": round(sum(seconds) / len(seconds), 1),
-            }
-        )
+        row = {"steps": recipe.steps, "lr": recipe.lr, "frozen": list(recipe.frozen)}
+        row["validation"] = dict(zip(TASKS, right, strict=True))
+        row |= {"average": round(fmean(right), 2), "seconds": round(fmean(seconds), 1)}
+        rows.append(row)
     best = max(row["average"] for row in rows)
-    chosen = min(
-        (row for row in rows if row["average"] >= best - ENOUGH),
-        key=lambda row: (row["steps"], -row["average"]),
-    )
+    enough = (row for row in rows if row["average"] >= best - ENOUGH)
+    chosen = min(enough, key=lambda row: (row["steps"], -row["average"]))
     OUT.write_text(json.dumps({"rows": rows, "chosen": chosen}, indent=1) + "\n", "utf-8")
 
 
@@ -71,16 +60,14 @@ def score(recipe: FineTuneSentences, task: str, texts: Path, store: Path) -> tup
     from reproduction.prepare.fine_tune import fine_tune
     from reproduction.prepare.sources import load_task
 
-    base, heads = store / "base", load_file(store / "heads.safetensors")
+    base, heads = store / "base", load_file(store / HEADS)
     head = heads[f"head/{task}"]
     train, validation = (load_task(texts, task, split, base) for split in ("train", "validation"))
     start = time.perf_counter()
     expert = fine_tune(load_model(base), heads, {task: train}, recipe, seed=0)
     seconds = time.perf_counter() - start
-    right = evaluate_pool({"expert": expert}, {task: validation}, {task: head}, None)["expert"][
-        task
-    ]
-    return round(percent(right), 2), seconds
+    right = evaluate_pool({"expert": expert}, {task: validation}, {task: head}, None)
+    return round(percent(right["expert"][task]), 2), seconds
 
 
 if __name__ == "__main__":

@@ -46,11 +46,8 @@ def main() -> None:
             jobs[name] = (setup, ridge, interpolation)
         scores = dict(fan_out(key, average, jobs, setup.context.suite.workers))
         best = max((name for name in scores if name != "merged"), key=lambda name: scores[name])
-        record[key] = {
-            "rows": ROWS,
-            "best": best,
-            "averages": {name: scores[name] for name in jobs},
-        }
+        averages = {name: scores[name] for name in jobs}
+        record[key] = {"rows": ROWS, "best": best, "averages": averages}
         print(key, best, scores)
         write_json(OUT, record)
 

@@ -85,37 +85,26 @@ def write_task(origin: Path, task: str, out: Path) -> None:
         "test": test.take(np.sort(halves[:TEST])),
         "stream": test.take(np.sort(halves[TEST : 2 * TEST])),
     }
+    options = {"compression": "zstd", "compression_level": 19, "store_schema": False}
     for name, rows in splits.items():
         plain = pa.table({"text": rows["text"].cast(pa.string()), "label": rows["label"]})
-        pq.write_table(
-            plain,
-            out / f"{name}.parquet",
-            compression="zstd",
-            compression_level=19,
-            store_schema=False,
-        )
+        pq.write_table(plain, out / f"{name}.parquet", **options)
     classes = json.loads((origin / "labels.json").read_text("utf-8"))
-    text = json.dumps(
-        {"classes": classes, "templates": TEMPLATES[task]}, indent=1, ensure_ascii=False
-    )
+    labels = {"classes": classes, "templates": TEMPLATES[task]}
+    text = json.dumps(labels, indent=1, ensure_ascii=False)
     (out / "labels.json").write_text(text + "\n", "utf-8")
     counts = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
-    mark = (
-        "\n\nSHARE-ALIKE: these rows may be passed on, changed too, only under the same licence."
-        if shared_alike(origin)
-        else ""
-    )
-    counts_note = f"\n\nOf these rows this folder holds {counts} (scripts/choose_texts.py); labels.json also holds templates.{mark}\n"
-    (out / "README.md").write_text(
-        (origin / "README.md").read_text("utf-8").rstrip() + counts_note, "utf-8"
-    )
+    about = (origin / "README.md").read_text("utf-8").rstrip()
+    about += f"\n\nOf these rows this folder holds {counts} (scripts/choose_texts.py); labels.json also holds templates."
+    if shared_alike(origin):
+        about += "\n\nSHARE-ALIKE: these rows may be passed on, changed too, only under the same licence."
+    (out / "README.md").write_text(about + "\n", "utf-8")
 
 
 def order(task: str, purpose: str, count: int) -> np.ndarray:
     """Return the rows of one file in an order drawn for one purpose, (count,)."""
-    return np.random.default_rng([0, crc32(task.encode()), crc32(purpose.encode())]).permutation(
-        count
-    )
+    key = [0, crc32(task.encode()), crc32(purpose.encode())]
+    return np.random.default_rng(key).permutation(count)
 
 
 def entry(folder: Path, name: str) -> str:

@@ -21,7 +21,7 @@ from featcal.calibration import choose
 from featcal.calibration.features import open_models
 from featcal.files import read_json, write_json
 from featcal.models.streamed import InMemoryModel
-from reproduction.engine.context import load_context, load_setup, pick
+from reproduction.engine.context import load_setup, pick
 from reproduction.engine.samples import Selection, streams
 from reproduction.engine.score import average, for_all_tasks, model_scores
 from reproduction.engine.workers import fan_out
@@ -45,15 +45,15 @@ def main() -> None:
 def compare(key: str, merger: str) -> dict[str, dict[str, float]]:
     """Return all divergences and the accuracy of every candidate and of the merged model."""
     setup = load_setup(key)
-    study: Any = pick("default", load_context().experiments.studies["default"], key)
+    study: Any = pick("default", setup.context.experiments.studies["default"], key)
     base = setup.load(setup.base)
     experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
     merged: Any = featcal.merge(merger, base, experts, **study.mergers[merger])
     draw = study.featcal_draw(samples=SAMPLES, seed=SEED)
     batches = {t: list(b) for t, b in streams(setup, draw, study.reading).items()}
     few, _, held_out = (
-        {task: choose.Part(b, choose.parts_of(SAMPLES)[i]) for task, b in batches.items()}
-        for i in range(3)
+        {task: choose.Part(b, mask) for task, b in batches.items()}
+        for mask in choose.parts_of(SAMPLES)
     )
     models, arguments = {choose.MERGED: merged}, {"base": base, "experts": experts, "batches": few}
     for name, settings in choose.CANDIDATES.items():

@@ -19,7 +19,7 @@ from featcal.calibration import choose
 from featcal.calibration.features import open_models
 from featcal.files import write_json
 from featcal.models.streamed import InMemoryModel
-from reproduction.engine.context import load_context, load_setup, pick
+from reproduction.engine.context import load_setup, pick
 from reproduction.engine.samples import Selection, streams
 from reproduction.engine.score import for_all_tasks, model_scores
 from reproduction.engine.workers import fan_out
@@ -38,7 +38,7 @@ def main() -> None:
 def compare(key: str, merger: str) -> dict[str, dict[str, float]]:
     """Return divergence and accuracy of the chosen candidate and of the contender."""
     setup = load_setup(key)
-    study: Any = pick("default", load_context().experiments.studies["default"], key)
+    study: Any = pick("default", setup.context.experiments.studies["default"], key)
     base = setup.load(setup.base)
     experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
     merged: Any = featcal.merge(merger, base, experts, **study.mergers[merger])
@@ -48,11 +48,11 @@ def compare(key: str, merger: str) -> dict[str, dict[str, float]]:
     auto = featcal.calibrate(merged, batches=batches, **arguments)
     assert auto.choice is not None
     few, rest, held_out = (
-        {task: choose.Part(b, choose.parts_of(SAMPLES)[i]) for task, b in batches.items()}
-        for i in range(3)
+        {task: choose.Part(b, mask) for task, b in batches.items()}
+        for mask in choose.parts_of(SAMPLES)
     )
-    contender_arguments = {"settings": choose.CANDIDATES[CONTENDER], **arguments}
-    contender = featcal.calibrate(merged, batches=rest, **contender_arguments)
+    settings = choose.CANDIDATES[CONTENDER]
+    contender = featcal.calibrate(merged, batches=rest, settings=settings, **arguments)
     models = {auto.choice.chosen: auto.model, CONTENDER: contender.model}
     opened = open_models(merged, base, experts, None, "auto", whole=True, device=None, dtype=None)
     handles = {name: InMemoryModel(model) for name, model in models.items()}

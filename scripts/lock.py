@@ -29,17 +29,10 @@ def locked(*arguments: str, requirement: str = "", elsewhere: bool = False) -> d
     unless `elsewhere`.
     """
     command = [*COMPILE, *arguments, *(["-"] if requirement else [])]
-    environment = {
-        name: value for name, value in os.environ.items() if elsewhere or name not in CPU_WHEELS
-    }
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        input=requirement or None,
-        text=True,
-        stdout=subprocess.PIPE,
-    )
+    left_out = () if elsewhere else CPU_WHEELS
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "text": True}
+    done = subprocess.run(command, input=requirement or None, **options)
     if done.returncode:
         sys.exit(done.returncode)  # uv has said why
     return {entry.split()[0]: entry for entry in re.split(r"\n(?=\S)", done.stdout.strip())}

@@ -31,6 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 
 def rehearse(stages: list[str]) -> int:
+    """Run the stages, and print what was run and read as a table."""
     from hub_server import TOKEN, HubServer
     from rehearsal_rows import gated, paper_hub, punkt_tab
     from rehearsal_run import RECORD, lay_out
@@ -40,9 +41,8 @@ def rehearse(stages: list[str]) -> int:
         work = Path(temporary, "project")
         work.mkdir()
         repositories = paper_hub(Path(temporary, "hub"))
-        os.environ |= ENVIRONMENT | punkt_tab(
-            Path(temporary, "nltk_data")
-        )  # before nltk is imported, here and there
+        # before nltk is imported, here and there
+        os.environ |= ENVIRONMENT | punkt_tab(Path(temporary, "nltk_data"))
         skipped = lay_out(work)
         report(f"{len(repositories)} repositories, made in {time.perf_counter() - start:.0f} s")
         with HubServer(repositories, gated(repositories)) as hub:
@@ -52,29 +52,16 @@ def rehearse(stages: list[str]) -> int:
         if code:
             report(f"stopped with exit code {code}; the reason is above")
             return code
-        requested = {
-            request.split()[1].partition("/resolve/")[0]
-            for request in hub.seen
-            if "/resolve/" in request
-        }
-        summary(
-            json.loads((work / RECORD).read_text()),
-            len(repositories),
-            len(requested),
-            skipped,
-            time.perf_counter() - start,
-        )
-    return 0
-
-
-def summary(record: dict, served: int, read: int, skipped: list[str], seconds: float) -> None:
-    """Print the rehearsed stages as a table."""
+        record = json.loads((work / RECORD).read_text())
+    files = (request.split()[1] for request in hub.seen if "/resolve/" in request)
+    read = {file.partition("/resolve/")[0] for file in files}
     by_verb: Counter[str] = Counter()
     for stage, took in record["stages"]:
         by_verb[stage.partition("@")[0]] += took
     longest = ", ".join(f"{verb} {took:.0f} s" for verb, took in by_verb.most_common(5))
+    seconds = time.perf_counter() - start
     rows = {
-        "repositories served": f"{served}, of which {read} were read",
+        "repositories served": f"{len(repositories)}, of which {len(read)} were read",
         "stages run": f"{len(record['stages'])} (longest: {longest})",
         "pages executed": str(record["pages"]),
         "public tests skipped": "; ".join(skipped) or "none",
@@ -82,6 +69,7 @@ def summary(record: dict, served: int, read: int, skipped: list[str], seconds: f
     }
     for name, value in rows.items():
         print(f"{name:22} {value}")
+    return 0
 
 
 def report(text: str) -> None:
@@ -92,16 +80,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "stages",
-        nargs="*",
-        help="beginnings of stages' names, such as prepare or page@table01; all without",
-    )
-    parser.add_argument(
-        "--full-size",
-        action="store_true",
-        help="time full-size models with random weights on a CUDA GPU",
-    )
+    about = "beginnings of stages' names, such as prepare or page@table01; all without"
+    parser.add_argument("stages", nargs="*", help=about)
+    about = "time full-size models with random weights on a CUDA GPU"
+    parser.add_argument("--full-size", action="store_true", help=about)
     args = parser.parse_args()
     if args.full_size:
         from full_size import report

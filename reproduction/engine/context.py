@@ -8,9 +8,14 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from featcal.files import atomic_folder, write_json
+from featcal.models.load import load_as_calibrated, torch_device
 from featcal.settings import require
 from reproduction.engine.workers import Jobs, console, fan_out
 from reproduction.experiments import (
@@ -25,9 +30,6 @@ from reproduction.experiments import (
 )
 from reproduction.prepare.suite import ChatRole, LanguageRole, Role, SentenceRole, Suite, load_suite
 from reproduction.results import project_root, run_record
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 HEADS = "heads.safetensors"  # of encoders: logit scale, heads, and a projection where there is one
@@ -60,18 +62,12 @@ class Context:
         return self.root / ".featcal" / self.suite.name / fingerprint
 
     @property
-    def device(self) -> "torch.device":
-        from featcal.models.load import torch_device
-
+    def device(self) -> torch.device:
         return torch_device(self.suite.device)
 
     @property
     def gpu(self) -> str:
         """Return the name of the GPU that the suite computes on; empty for a CPU."""
-        if self.suite.device == "cpu":
-            return ""
-        import torch
-
         return torch.cuda.get_device_name() if self.device.type == "cuda" else ""
 
     def role(self, name: str) -> Role | LanguageRole | SentenceRole | None:
@@ -176,10 +172,8 @@ class Setup:
     def heads(self) -> Path:
         return self.prepared / HEADS
 
-    def scaled_heads(self) -> "dict[str, torch.Tensor]":
+    def scaled_heads(self) -> dict[str, Tensor]:
         """Return the class vectors of every task times the logit scale, (classes, p)."""
-        from safetensors.torch import load_file
-
         tensors = load_file(self.heads)
         scale = tensors["logit_scale"].exp()
         return {t: (scale * tensors[f"head/{t}"]).to(self.context.device) for t in self.tasks}
@@ -205,17 +199,12 @@ class Setup:
     def merged(self, upstream: str) -> Path:
         return self.folder("merged", upstream)
 
-    def projection(self) -> "torch.Tensor | None":
+    def projection(self) -> Tensor | None:
         """Return the projection after the encoders, where they have one."""
-        from safetensors.torch import load_file
-
         return None if self.of_texts else load_file(self.heads).get("visual_projection")
 
-    def load(self, folder: Path, dtype: Any = None) -> Any:
-        from featcal.models.load import load_as_calibrated
-
-        options = {"dtype": dtype} if dtype else {}
-        return load_as_calibrated(folder, **options).to(self.context.device)
+    def load(self, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+        return load_as_calibrated(folder, dtype).to(self.context.device)
 
     @property
     def row_keys(self) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import featcal
+from featcal.baselines.adapters import Adapters
+from featcal.baselines.training import adapters_for
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import draw_at_most, load_split
 from reproduction.engine.spec import ModelSpec
@@ -63,10 +66,6 @@ def in_memory(setup: Setup, draw: SampleDraw) -> BatchesInMemory:
 def make(
     setup: Setup, model: ModelSpec, batches: BatchesInMemory, audit: Mapping[int, Path]
 ) -> None:
-    import featcal
-    from featcal.baselines.adapters import Adapters
-    from featcal.baselines.training import adapters_for
-
     merged, device, out = setup.merged(model.upstream), setup.context.device, model.folder
     if not model.corrects:
         arguments: dict[str, Any] = {"settings": model.settings, "device": device, "out": out}

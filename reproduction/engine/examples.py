@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
+from featcal.data.batches import draw_indices
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import damaged, load_split
 from reproduction.results import Row
@@ -18,8 +22,6 @@ def examples(
 
     count, seed: of the draw whose first sample it is.
     """
-    from featcal.data.batches import draw_indices
-
     pictures, legend = [], list[Row]()
     for row, task in enumerate(setup.tasks[1::2]):
         samples = load_split(setup, task, "train")
@@ -34,9 +36,6 @@ def examples(
 
 def write_sheet(pictures: Sequence[Any], path: Path) -> None:
     """Write pictures (3, H, W) as one PNG without gaps; one white pixel for none."""
-    import numpy as np
-    from PIL import Image
-
     if not pictures:
         Image.new("RGB", (1, 1), "white").save(path)
         return

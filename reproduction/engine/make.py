@@ -7,6 +7,13 @@ from shutil import rmtree
 from time import perf_counter
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+
+import featcal
+from featcal.baselines.adapters import Pair
+from featcal.baselines.training import adapters_for, as_module, pairs_of_several
+from featcal.merging.registry import method_named
+from featcal.models.load import load_as_calibrated
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import plan_of, stream, streams
 from reproduction.engine.spec import ModelSpec, adapted, anchors, calibrated, merged, replacing
@@ -41,9 +48,6 @@ def merge_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
 
 
 def merge(setup: Setup, model: ModelSpec) -> None:
-    import featcal
-    from featcal.merging.registry import method_named
-
     run, arguments = model.settings, {"device": setup.context.device, "out": model.folder}
     if model.draw is not None:
         arguments["batches"] = streams(setup, model.draw)
@@ -75,8 +79,6 @@ def calibrate_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> dict
 
 def calibrate(label: str, setup: Setup, model: ModelSpec) -> float:
     """Make one calibrated or rescaled model; return the seconds of the calibration."""
-    import featcal
-
     if model.method != "featcal":
         rescale(setup, model.upstream, model.settings, model.folder)
         return 0.0
@@ -93,9 +95,6 @@ def calibrate(label: str, setup: Setup, model: ModelSpec) -> float:
 
 def rescale(setup: Setup, upstream: str, factor: float, out: Path | None = None) -> Any:
     """Return base + factor · (merged − base), task arithmetic of one expert, or write it to `out`."""
-    import featcal
-    from featcal.models.load import load_as_calibrated
-
     base, expert = setup.base, setup.merged(upstream)
     if out is None:
         base, expert = load_as_calibrated(base), load_as_calibrated(expert)
@@ -141,10 +140,6 @@ def _encode(
     setup: Setup, tasks: Sequence[str], draws: dict[SampleDraw, dict[str, None]], folder: Path
 ) -> None:
     """Write features of every draw by the merged models that see it and by the task's expert."""
-    from safetensors.torch import save_file
-
-    from featcal.baselines.training import as_module, pairs_of_several
-
     device, head = setup.context.device, setup.projection()
     names = dict.fromkeys(name for upstreams in draws.values() for name in upstreams)
     merged = {name: as_module(setup.merged(name), device) for name in names}
@@ -161,11 +156,6 @@ def _encode(
 
 def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
     """Train the adapters of all tasks; as published, the frozen models run for every batch."""
-    from safetensors.torch import load_file
-
-    from featcal.baselines.adapters import Pair
-    from featcal.baselines.training import adapters_for
-
     draw, device, upstream = model.draw, setup.context.device, model.upstream
     progress = None if setup.context.suite.workers else partial(report_progress, model.name)
     if _encodes_once(model):

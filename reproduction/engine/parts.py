@@ -6,25 +6,30 @@ n samples · p width of a feature · K classes of all tasks of a pool.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from featcal.baselines.adapters import Adapters
+from featcal.data.batches import draw_indices
+from featcal.evaluation.accuracy import require_finite
+from featcal.models.batch import unit_length
 from featcal.settings import require
 from reproduction.engine.context import Setup
+from reproduction.engine.features import projected
 from reproduction.engine.samples import load_split
 from reproduction.engine.score import TaskScores
 from reproduction.engine.spec import ModelSpec
 from reproduction.experiments import ADAPTER_BATCH, SPLITS
 from reproduction.results import Row
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 def cut(study: Any, tasks: Sequence[str]) -> dict[tuple[int, int], tuple[str, ...]]:
     """Return the pool cut into parts, by count and number of the part. Raises: BadSetting."""
-    import numpy as np
-
     parts = {}
     for count in study.counts:
         expected = f"must be at most {len(tasks)}, the number of tasks in the pool"
@@ -41,26 +46,19 @@ def cut(study: Any, tasks: Sequence[str]) -> dict[tuple[int, int], tuple[str, ..
 
 def write_expert(study: Any, setup: Setup, task: str, experts: Path) -> None:
     """Write the features of a task's expert on its scored samples to experts/<task>.safetensors."""
-    from safetensors.torch import save_file
-
-    from reproduction.engine.features import projected
-
     arguments = setup.projection(), unseen(setup, study, task), ADAPTER_BATCH
     features = projected(setup.load(setup.expert(task)), *arguments, f"expert of {task}")
     save_file({"features": features.contiguous()}, experts / f"{task}.safetensors")
 
 
 def agreement(
-    task: str, features: "Tensor", expert: "Tensor", head: "Tensor", rows: range, labels: "Tensor"
+    task: str, features: Tensor, expert: Tensor, head: Tensor, rows: range, labels: Tensor
 ) -> Row:
     """Return percent right among the task's classes and among all, and the drift of unit features.
 
     mean_drift: squared length of the mean difference, which one constant vector would undo.
     head: class vectors of all tasks (K, p).   rows: the task's rows in it.   labels: (n,).
     """
-    from featcal.evaluation.accuracy import require_finite
-    from featcal.models.batch import unit_length
-
     require_finite(features, f"features of {task}")
     unit, count = unit_length(features.cpu()), len(labels)
     answers = unit @ head.T  # (n, K)
@@ -76,10 +74,6 @@ def agreement(
 
 def unseen(setup: Setup, study: Any, task: str) -> Any:
     """Return the test samples of a task that are in no adapter's draw. Raises: BadSetting for none."""
-    import numpy as np
-
-    from featcal.data.batches import draw_indices
-
     test = load_split(setup, task, "test")
     count = len(test.labels)
     remaining = np.arange(count)
@@ -101,12 +95,6 @@ def part_scores(
 
     experts: folder of the experts' features.
     """
-    import torch
-    from safetensors.torch import load_file
-
-    from featcal.baselines.adapters import Adapters
-    from reproduction.engine.features import projected
-
     heads, all_tasks = load_file(setup.heads), replace(setup, only=()).tasks
     student = setup.load(model.folder) if model.folder else None
     changes = {other.name: Adapters.load(other.folder).apply for other in corrected}

@@ -3,18 +3,22 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
+import numpy as np
+from numpy.typing import NDArray
+
+from featcal.data.batches import draw_indices
+from featcal.data.images import ImageSet
+from featcal.models.batch import Batch
 from reproduction.engine.context import Setup
 from reproduction.engine.spec import ModelSpec
 from reproduction.experiments import Reading, SampleDraw
+from reproduction.prepare import damage as corruptions
+from reproduction.prepare.sources import load_task
+from reproduction.prepare.texts import plan_of_reading, text_batches
 from reproduction.results import packed
-
-if TYPE_CHECKING:  # a stage's own process only names these; its workers load torch
-    import numpy as np
-
-    from featcal.models.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,12 @@ class Numbered:
     """Samples by their position in an order, (n,)."""
 
     samples: Any
-    order: "np.ndarray[Any, np.dtype[np.int64]]"
+    order: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def batch(self, indices: Sequence[int]) -> "Batch":
+    def batch(self, indices: Sequence[int]) -> Batch:
         return next(iter(self.samples.batches(self.order[indices], len(indices))))
 
 
@@ -37,49 +41,39 @@ class SampleStream:
 
     samples: Any
     size: int
-    shuffle: "np.random.Generator | None" = None
+    shuffle: np.random.Generator | None = None
 
     def by_number(self) -> Numbered:
         """Return all samples in the order of the next iteration."""
-        import numpy as np
-
         count = len(self.samples)
         order = self.shuffle.permutation(count) if self.shuffle else np.arange(count)
         return Numbered(self.samples, order)
 
-    def __iter__(self) -> "Iterator[Batch]":
+    def __iter__(self) -> Iterator[Batch]:
         batches: Iterator[Batch] = self.samples.batches(self.by_number().order, self.size)
         return batches
 
 
 def load_split(setup: Setup, task: str, split: str) -> Any:
-    from reproduction.prepare.sources import load_task
-
     samples = load_task(setup.data, task, split, setup.base)
     return setup.change(task, samples) if setup.change else samples
 
 
 def streams(
     setup: Setup, draw: SampleDraw, reading: Reading | None = None
-) -> "dict[str, Iterable[Batch]]":
+) -> dict[str, Iterable[Batch]]:
     """Return batches of every task of the pool, labels unused; as `stream`."""
     return {task: stream(setup, task, draw, reading) for task in setup.tasks}
 
 
 def stream(
     setup: Setup, task: str, draw: SampleDraw, reading: Reading | None = None
-) -> "Iterable[Batch]":
+) -> Iterable[Batch]:
     """Return batches of one task, labels unused."""
     if setup.of_texts:
-        from reproduction.prepare.texts import text_batches
-
         count = 10**9 if draw.samples is None else draw.samples
         arguments = (count, draw.seed, draw.batch, reading or Reading())
         return text_batches(setup.base, setup.texts, task, *arguments)
-    import numpy as np
-
-    from featcal.data.batches import draw_indices
-
     samples = load_split(setup, task, draw.split)
     if draw.samples is None:
         order = np.random.default_rng([draw.seed, crc32(task.encode()), crc32(b"stream")])
@@ -90,8 +84,6 @@ def stream(
 
 def damaged(task: str, samples: Any, damage: str, seed: int) -> Any:
     """Return images under a corruption, or texts under a damage whose strength ends its name."""
-    from reproduction.prepare import damage as corruptions
-
     name, _, strength = damage.partition("-")
     if strength:
         return corruptions.damaged(samples, task, name, int(strength), seed)
@@ -100,17 +92,11 @@ def damaged(task: str, samples: Any, damage: str, seed: int) -> Any:
 
 def plan_of(setup: Setup, reading: Reading | None) -> Any:
     """Return the plan whose sums count the tokens that `reading` names; None: the model's own."""
-    if reading is None:
-        return None
-    from reproduction.prepare.texts import plan_of_reading
-
-    return plan_of_reading(setup.base, reading)
+    return None if reading is None else plan_of_reading(setup.base, reading)
 
 
-def draw_at_most(limit: int | None, task: str, count: int, seed: int) -> "np.ndarray[Any, Any]":
+def draw_at_most(limit: int | None, task: str, count: int, seed: int) -> NDArray[np.int64]:
     """Return a draw of at most `limit` of `count` samples; of all without a limit."""
-    from featcal.data.batches import draw_indices
-
     return draw_indices(task, count, min(limit or count, count), seed)
 
 
@@ -124,8 +110,6 @@ class Selection:
 
     def read(self, setup: Setup, task: str) -> Any:
         """Return the samples of one task, on the device where the suite computes."""
-        from featcal.data.images import ImageSet
-
         samples = load_split(setup, task, self.split)
         if self.limit is not None:
             indices = draw_at_most(self.limit, task, len(samples.labels), self.seed)

@@ -5,12 +5,21 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+from safetensors.torch import load_file
+
+from featcal.baselines.adapters import Adapters
+from featcal.evaluation.accuracy import evaluate_pool, percent
 from featcal.files import atomic_folder, read_json, write_json
+from featcal.models.load import load_tokenizer
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import Selection, seen_rows
 from reproduction.engine.spec import ModelSpec, merged_model, specs
 from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
+from reproduction.language.generation import log_likelihood, metric_of, right_answers, score_glue
+from reproduction.language.harness import load_tests, score_tests
+from reproduction.prepare.chat import INSTRUCTIONS
 from reproduction.prepare.suite import DOMAINS
+from reproduction.prepare.texts import load_texts
 from reproduction.results import (
     CURVES,
     GREEDY,
@@ -64,8 +73,6 @@ def evaluate_model(
     selection: Selection,
 ) -> dict[str, TaskScores]:
     """Return the scores of one model, or of each task's own expert, and of the same with adapters."""
-    from featcal.baselines.adapters import Adapters
-
     shared = setup.load(model.folder) if model.folder else None
     adapters = {other.name: Adapters.load(other.folder) for other in corrected}
 
@@ -89,10 +96,6 @@ def task_scores(
 
     models_of, read: return a task's models by name, and its samples.
     """
-    from safetensors.torch import load_file
-
-    from featcal.evaluation.accuracy import evaluate_pool, percent
-
     batch = CACHED if setup.context.device.type == "cpu" else BATCH
     tensors = load_file(setup.heads)
     scores: dict[str, TaskScores] = {}
@@ -130,7 +133,7 @@ def model_scores(
 
 
 def for_all_tasks(models: Mapping[Any, Any]) -> dict[Any, Callable[[str], Any]]:
-    """Return models as `scored` takes them."""
+    """Return models as `model_scores` takes them."""
     return {name: lambda _, model=model: model for name, model in models.items()}
 
 
@@ -156,11 +159,6 @@ def language_scores(
 
     changes: context managers by name, given the model and the task; None: no change.
     """
-    from featcal.models.load import load_tokenizer
-    from reproduction.language.generation import metric_of, score_glue
-    from reproduction.language.harness import load_tests, score_tests
-    from reproduction.prepare.texts import load_texts
-
     if setup.pool == CHAT_POOL:
         arguments = (setup, model_of, setup.tasks, split)
         return {name: chat_scores(*arguments, change) for name, change in changes.items()}
@@ -186,11 +184,6 @@ def chat_scores(
     setup: Setup, model_of: Callable[[str], Any], tasks: Sequence[str], split: str, change: Any
 ) -> TaskScores:
     """Return the scores by task, by likelihood and, under <task>-greedy, by greedy exact match."""
-    from featcal.models.load import load_tokenizer
-    from reproduction.language.generation import right_answers
-    from reproduction.prepare.chat import INSTRUCTIONS
-    from reproduction.prepare.texts import load_texts
-
     tokenizer, scores = load_tokenizer(setup.base), TaskScores()
     for task in tasks:
         rows = [(s.text, s.target or "") for s in load_texts(setup.texts, task, split)]
@@ -204,10 +197,6 @@ def chat_scores(
 
 def unseen_chat_scores(setup: Setup, model: Any, split: str) -> TaskScores:
     """Return the scores of tasks that no expert saw, and the log-likelihood of plain texts."""
-    from featcal.models.load import load_tokenizer
-    from reproduction.language.generation import log_likelihood
-    from reproduction.prepare.texts import load_texts
-
     unseen = setup.context.suite.chat.unseen
     scores = chat_scores(setup, lambda _: model, unseen, split, None)
     texts = [sample.target or "" for sample in load_texts(setup.texts, PLAIN, split)]

@@ -10,7 +10,6 @@ from featcal.calibration.features import Models, open_models
 from featcal.calibration.scratch import Spool
 from featcal.core.precision import exact_products
 from featcal.models.batch import Model
-from featcal.models.plan import BlockPlan
 from featcal.settings import Calibration
 
 
@@ -21,10 +20,9 @@ def opened(
     experts: Mapping[str, Model],
     settings: Calibration,
     device: Any,
-    plan: BlockPlan | None = None,
 ) -> Iterator[tuple[Models, Spool]]:
     """Give the models in evaluation mode, the student in memory, and a spool for features."""
-    arguments = (merged, base, experts, plan, settings)
+    arguments = (merged, base, experts, None, settings)
     models = open_models(*arguments, whole=True, device=device, dtype=None)
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with models.evaluated(), exact_products(), spool:

@@ -13,7 +13,11 @@ from typing import Any
 import yaml
 
 from featcal.errors import BadData
+from featcal.files import atomic_folder
+from featcal.models.load import load_model, load_tokenizer, save_model
+from reproduction.prepare.sources import read_rows
 from reproduction.prepare.suite import Chat
+from reproduction.prepare.texts import TextSource, write_text_sources
 from reproduction.results import PLAIN
 
 PLAIN_TEXTS = "mmlu_subjects"
@@ -35,10 +39,6 @@ def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> 
     """Write the base to store/base/, and the texts of all tasks to store/texts/."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from featcal.files import atomic_folder
-    from featcal.models.load import load_model, load_tokenizer, save_model
-    from reproduction.prepare.texts import TextSource, write_text_sources
 
     save_model(load_model(model), store / "base", like=model)
     tokenizer, sources = load_tokenizer(model), {}
@@ -64,8 +64,6 @@ def chat_rows(
 
     Raises: BadData for a word of several tokens; as read_rows.
     """
-    from reproduction.prepare.sources import read_rows
-
     instruction = INSTRUCTIONS[task]
     for word in instruction.answers.values():
         if len(tokenizer(word)["input_ids"]) != 1:
@@ -87,8 +85,6 @@ def chat_rows(
 
 def plain_rows(split: str, origin: Path, tokenizer: Any, tokens: int) -> list[dict[str, str]]:
     """Return texts whose completion is all of the text."""
-    from reproduction.prepare.sources import read_rows
-
     texts, _, _ = read_rows(origin / PLAIN_TEXTS, split)
     return [{"prompt": "", "completion": shortened(text, tokenizer, tokens)} for text in texts]
 

@@ -55,10 +55,8 @@ def descend(model: nn.Module, loss: Loss, recipe: AnyFineTune, dropout: str) -> 
         for step in range(recipe.steps):
             task, value = loss(step)
             if not torch.isfinite(value):
-                look, key = (
-                    "NaN in the base or in this task's data",
-                    "fine_tune.lr in the suite file",
-                )
+                key = "fine_tune.lr in the suite file"
+                look = "NaN in the base or in this task's data"
                 raise Diverged(f"fine-tuning {task!r}", step, key, recipe.lr, look)
             optimiser.zero_grad(set_to_none=True)
             value.backward()  # type: ignore[no-untyped-call]

@@ -40,21 +40,21 @@ def offset_models(
         draws = generator(task, "offset", seed)
         offsets[first] = size * torch.randn(embeddings.shape[1], generator=draws)
     for task, first in firsts.items():
-        with_offsets(experts[task], out / "experts" / task, offsets, first, TOKENS)
-    moved = with_offsets(base, out / "base", offsets, None, TOKENS)
+        with_offsets(experts[task], out / "experts" / task, offsets, first)
+    moved = with_offsets(base, out / "base", offsets, None)
     return {"base": moved, "experts": out / "experts"}
 
 
 def with_offsets(
-    model: Path, out: Path, offsets: Mapping[int, Tensor], skipped: int | None, width: int
+    model: Path, out: Path, offsets: Mapping[int, Tensor], skipped: int | None
 ) -> Path:
     """Write a model whose first positions repeat from each number on, plus all but one offset."""
-    module, end = load_as_calibrated(model), max(offsets) + width
+    module, end = load_as_calibrated(model), max(offsets) + TOKENS
     table = module.get_parameter(TABLE)
     expected = f"must be at most {len(table)}, the positions of {model}"
     require(end <= len(table), "offset.positions", end, expected)
     with torch.no_grad():
-        start = table[:width].clone()
+        start = table[:TOKENS].clone()
         for first, offset in offsets.items():
-            table[first : first + width] = start if first == skipped else start + offset
+            table[first : first + TOKENS] = start if first == skipped else start + offset
     return save_model(module, out, like=model)

@@ -12,13 +12,29 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from featcal.errors import HubUnreachable
+from featcal.evaluation.accuracy import class_mean_head, words_known, zero_shot_head
 from featcal.files import atomic_folder, atomic_path, write_json
+from featcal.models.load import (
+    load_as_calibrated,
+    load_clip,
+    load_model,
+    load_tokenizer,
+    load_vision,
+    save_model,
+    torch_device,
+)
+from featcal.models.lora import CONFIG, dense_model
 from reproduction.engine.context import HEADS, Setup, fingerprint, load_context, load_setup, pick
 from reproduction.engine.workers import console, fan_out
 from reproduction.prepare import hub
 from reproduction.prepare.chat import PLAIN_TEXTS, write_base_and_chats
-from reproduction.prepare.photos import write_photos
+from reproduction.prepare.fine_tune import fine_tune, fine_tune_text
+from reproduction.prepare.photos import as_vit, processor, write_photos
+from reproduction.prepare.sources import load_task, read_classes, read_sources
 from reproduction.prepare.suite import (
     FINE_TUNE,
     ChatRole,
@@ -30,6 +46,7 @@ from reproduction.prepare.suite import (
     Role,
     SentenceRole,
 )
+from reproduction.prepare.texts import load_texts
 
 ADAPTERS = "adapters"  # folder of experts that are trained as low-rank adapters
 SCALE = 100.0  # CLIP's; features and heads have unit length
@@ -213,8 +230,6 @@ def model_folder(root: Path, model: str, pins: Path) -> Path:
 
 def save_heads(tensors: Mapping[str, Any], store: Path) -> None:
     """Write logit scale, heads and, if there is one, the projection to store/heads.safetensors."""
-    from safetensors.torch import save_file
-
     with atomic_path(store / HEADS) as hidden:
         save_file(dict(tensors), hidden)
 
@@ -226,10 +241,6 @@ def write_base_and_heads(
 
     kind: prompts, class_means, or auto: prompts where the text tower knows every word.
     """
-    from featcal.evaluation.accuracy import class_mean_head, words_known, zero_shot_head
-    from featcal.models.load import load_clip, load_tokenizer, load_vision, save_model, torch_device
-    from reproduction.prepare.sources import load_task, read_sources
-
     base, target_device = store / "base", torch_device(device)
     save_model(load_vision(clip), base, like=clip)
     model, vision = load_clip(clip).to(target_device), load_vision(clip).to(target_device)
@@ -252,12 +263,6 @@ def write_encoder_and_heads(
     encoder: Path, texts: Path, tasks: Sequence[str], temperature: float, store: Path
 ) -> None:
     """Write a sentence encoder, logit scale and a head per task to the store."""
-    import torch
-
-    from featcal.evaluation.accuracy import zero_shot_head
-    from featcal.models.load import load_model, load_tokenizer, save_model
-    from reproduction.prepare.sources import read_classes
-
     model, tokenizer = load_model(encoder), load_tokenizer(encoder)
     save_model(model, store / "base", like=encoder)
     tensors = {"logit_scale": torch.tensor(math.log(1 / temperature))}
@@ -272,13 +277,6 @@ def write_vision_and_heads(
     dinov2: Path, data: Path, tasks: Sequence[str], size: int, store: Path
 ) -> None:
     """Write the vision model, logit scale and heads to the store: class means of train features."""
-    import torch
-
-    from featcal.evaluation.accuracy import class_mean_head
-    from featcal.models.load import load_model, save_model
-    from reproduction.prepare.photos import as_vit, processor
-    from reproduction.prepare.sources import load_task
-
     model, base = as_vit(load_model(dinov2), size), store / "base"
     save_model(model, base)
     write_json(base / "preprocessor_config.json", processor(size))
@@ -290,8 +288,6 @@ def write_vision_and_heads(
 
 def write_text_base(folder: Path, dtype: str, store: Path) -> None:
     """Write a language model with its tokenizer to store/base/."""
-    from featcal.models.load import save_model
-
     save_model(_language_model(folder, dtype), store / "base", like=folder)
 
 
@@ -300,9 +296,6 @@ def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path, out: Path)
 
     A language model's low-rank adapters are written to store/adapters/<task>/ as well.
     """
-    from featcal.models.load import load_as_calibrated, load_vision, save_model, torch_device
-    from featcal.models.lora import CONFIG, dense_model
-
     base, text = store / "base", isinstance(job.recipe, FineTuneText)
     expert: Any
     if job.experts != FINE_TUNE:
@@ -316,18 +309,10 @@ def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path, out: Path)
         else:
             expert = _language_model(folder, job.dtype)
     elif isinstance(job.recipe, FineTuneText):
-        from reproduction.prepare.fine_tune import fine_tune_text
-        from reproduction.prepare.texts import load_texts
-
         rows = load_texts(data, job.task, "train")
         adapters = store / ADAPTERS / job.task if job.recipe.lora else None
         expert = fine_tune_text(base, rows, job.recipe, job.task, job.seed, adapters, job.device)
     else:
-        from safetensors.torch import load_file
-
-        from reproduction.prepare.fine_tune import fine_tune
-        from reproduction.prepare.sources import load_task
-
         tasks = job.tasks or (job.task,)
         samples = {task: load_task(data, task, "train", base) for task in tasks}
         expert = load_as_calibrated(base).to(torch_device(job.device))
@@ -337,8 +322,4 @@ def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path, out: Path)
 
 
 def _language_model(folder: Path, dtype: str) -> Any:
-    import torch
-
-    from featcal.models.load import load_model
-
     return load_model(folder, getattr(torch, dtype))

@@ -17,6 +17,7 @@ from reproduction.engine.score import score
 from reproduction.engine.spec import compared_models
 from reproduction.engine.study import StudyResult
 from reproduction.experiments import Comparison, Each, Seeds, Study
+from reproduction.prepare.damage import corruption_strengths, damage_strengths
 from reproduction.results import CORRUPTED, EXAMPLES, SEEN
 
 Corruption = Literal["gaussian_noise", "motion_blur", "fog"]
@@ -58,8 +59,6 @@ class CorruptedStudy(Study):
         return [corruption + level for corruption, level in product(self.corruptions, levels)]
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        from reproduction.prepare.damage import corruption_strengths, damage_strengths
-
         adapters, models = ("prob_surgery", "surgery"), []
         for seed, damage in product(self.seeds, [*([""] if self.clean else []), *self.damages]):
             suffix, columns = damage and f"-{damage}", {"corruption": damage or "clean"}

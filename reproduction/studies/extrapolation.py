@@ -15,26 +15,39 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
 from pydantic import NonNegativeInt, PositiveInt
 
+from featcal.calibration.block import (
+    Student,
+    add_task_systems,
+    anchors,
+    solve_systems,
+    student_blocks,
+)
+from featcal.calibration.features import Models, advance, features_by_task
+from featcal.calibration.observe import Systems, observe
+from featcal.calibration.ranks import Ranks
+from featcal.calibration.scratch import Spool
+from featcal.data.batches import draw_indices
+from featcal.models.batch import TaskBatches
+from featcal.models.load import save_model
+from featcal.models.modules import load_side_by_side
+from featcal.models.streamed import in_turn
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
+from reproduction.engine.features import projected
 from reproduction.engine.make import make
 from reproduction.engine.samples import Selection, load_split, streams
 from reproduction.engine.score import score
 from reproduction.engine.spec import ModelSpec, featcal_at
 from reproduction.engine.study import StudyResult
 from reproduction.experiments import Each, Study
+from reproduction.field.walk import opened
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 from reproduction.studies.default import divergence
-
-if TYPE_CHECKING:
-    from featcal.calibration.block import Student
-    from featcal.calibration.features import Models
-    from featcal.calibration.scratch import Spool
-    from featcal.models.batch import TaskBatches
 
 ANCHOR, CELL, STREAM, ALONE, LEFT_OUT, SPECTRUM = (
     "anchor", "cell", "stream", "alone", "left out", "spectrum",
@@ -162,9 +175,6 @@ def best_of(models: Sequence[ModelSpec]) -> list[ModelSpec]:
 
 def mean_divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> float:
     """Return the mean over tasks of KL(expert's answers ‖ model's) on held-out samples."""
-    from featcal.data.batches import draw_indices
-    from reproduction.engine.features import projected
-
     projection, student, total = setup.projection(), setup.load(model.folder), 0.0
     for task, head in setup.scaled_heads().items():
         samples, teacher = load_split(setup, task, "train"), setup.load(setup.expert(task))
@@ -181,10 +191,6 @@ def spectrum(
     setup: Setup, study: ExtrapolationStudy, models: Sequence[ModelSpec]
 ) -> dict[str, dict[str, float]]:
     """Make the models whose ρ acts on some weights only; return the shares below each λ."""
-    from featcal.calibration.block import Student
-    from featcal.models.load import save_model
-    from reproduction.field.walk import opened
-
     merged = setup.merged(study.upstream)
     arguments = (merged, setup.base, setup.experts, models[0].settings, setup.context.device)
     with opened(*arguments) as (loaded, spool):
@@ -198,26 +204,17 @@ def spectrum(
 
 
 def calibrate_by_spectrum(
-    models: "Models",
-    students: Sequence["Student"],
+    models: Models,
+    students: Sequence[Student],
     variants: Sequence[str],
-    batches: "TaskBatches",
-    spool: "Spool",
+    batches: TaskBatches,
+    spool: Spool,
 ) -> dict[str, dict[str, float]]:
     """Calibrate students in forward order, each with ρ on its variant's part of the weights.
 
     A solution with ρ = 1 is pulled to the student's own weights, so those become the anchor.
     Returns: by λ the means over sites of the shares below it: of directions, tr S and ‖A − A₁‖².
     """
-    import torch
-
-    from featcal.calibration.block import add_task_systems, anchors, solve_systems, student_blocks
-    from featcal.calibration.features import advance, features_by_task
-    from featcal.calibration.observe import Systems, observe
-    from featcal.calibration.ranks import Ranks
-    from featcal.models.modules import load_side_by_side
-    from featcal.models.streamed import in_turn
-
     handles = [student.handle for student in students]
     shares: dict[str, list[Any]] = {}
     [(source, stack)] = models.plan.in_order

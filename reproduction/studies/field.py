@@ -8,11 +8,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+import torch
 from pydantic import NonNegativeInt, PositiveInt
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from featcal.merging.registry import settings_of
+import featcal
+from featcal.baselines.adapters import Adapters
+from featcal.baselines.training import pool_features
+from featcal.merging.registry import method_named, settings_of
 from featcal.settings import require
 from reproduction.engine import score as scoring
 from reproduction.engine.context import Setup
@@ -28,14 +34,13 @@ from reproduction.experiments import (
     Study,
     require_known,
 )
+from reproduction.field import tangent
+from reproduction.field.inner_adapters import InnerAdapters, inner_adapters
+from reproduction.field.prodistill import prodistill
+from reproduction.field.repair import all_samples, output_moments, renormalised, svc
 from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
 from reproduction.studies.default import AUTO
-
-if TYPE_CHECKING:  # a stage's own process loads no torch
-    from torch import Tensor
-
-    from featcal.baselines.adapters import Adapters
 
 T = TypeVar("T")
 OUTER = ("surgery", "prob_surgery")  # adapters after the last feature
@@ -142,8 +147,6 @@ def make(
     clock = Clock()
     out.mkdir(parents=True)
     if name == TANGENT:
-        from reproduction.field import tangent
-
         chosen, trials = tangent.make(setup, study, out, clock)
     else:
         chosen, trials = merge(setup, study, name, out / "merged", clock)
@@ -156,9 +159,7 @@ def merge(
     setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Write the merged model; return its settings, and trials with their validation accuracy."""
-    import featcal
     import reproduction.field.swudi  # noqa: F401 - registers a merger
-    from featcal.merging.registry import method_named
 
     key, needs, first = study.chosen_key(name), method_named(name).needs, study.candidates(name)[0]
     arguments: dict[str, Any] = {"device": setup.context.device}
@@ -187,14 +188,6 @@ def merge(
 
 def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) -> None:
     """Write the results of all methods after the merged model, out/merged."""
-    from safetensors.torch import save_file
-
-    import featcal
-    from featcal.baselines.training import pool_features
-    from reproduction.field.inner_adapters import inner_adapters
-    from reproduction.field.prodistill import prodistill
-    from reproduction.field.repair import all_samples, output_moments, renormalised, svc
-
     base, experts, device = setup.base, setup.experts, setup.context.device
     merged, comparison, seed = out / "merged", study.comparison, study.seed
     shared: dict[str, Any] = {"base": base, "experts": experts, "device": device, "resume": False}
@@ -230,15 +223,8 @@ def evaluate(
     """Return the scores of a model, alone and with adapters; inner adapters need another run."""
     if setup.of_texts:
         return scoring.evaluate_model(setup, model, corrected, Selection())
-    from safetensors.torch import load_file
-
-    from featcal.baselines.adapters import Adapters
-    from reproduction.field.inner_adapters import InnerAdapters
-
     test = partial(Selection("test", study.scored, study.seed).read, setup)
     if model.upstream == TANGENT:
-        from reproduction.field import tangent
-
         moved = partial(tangent.encoder, setup, model)
         return scoring.task_scores(setup, lambda task: {model.name: moved(task)}, test)
     encoder = {model.name: setup.load(model.folder)}
@@ -259,12 +245,8 @@ def evaluate(
     return scores
 
 
-def inferred(
-    adapters: "Adapters", means: Mapping[str, "Tensor"], _: str, rows: "Tensor"
-) -> "Tensor":
+def inferred(adapters: Adapters, means: Mapping[str, Tensor], _: str, rows: Tensor) -> Tensor:
     """Correct every feature by the adapter of the task of nearest mean; the head knows the task."""
-    import torch
-
     tasks, result = sorted(means), torch.empty_like(rows)
     nearest = torch.cdist(rows, torch.stack([means[task] for task in tasks]).to(rows)).argmin(1)
     for number, task in enumerate(tasks):

@@ -4,9 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
+from featcal.data.batches import draw_indices
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import load_split
 from reproduction.results import Row
+from reproduction.theory import drift, sources
+from reproduction.theory.tower import Checks, tower
 
 # of an equation, of whose 16 digits a wrong term changes the first; of an inequality: that it holds
 REQUIRED = {"digits": 6.0, "room": 0.0}
@@ -19,12 +25,6 @@ def checked(setup: Setup, study: Any, task: str, folder: Path) -> Lines:
     """Check one task's statements for the merged and the calibrated model; or check_sources."""
     if task == SOURCES:
         return check_sources(setup, study, folder)
-    import torch
-    from safetensors.torch import load_file
-
-    from reproduction.theory import drift
-    from reproduction.theory.tower import Checks, tower
-
     device, tensors = setup.context.device, load_file(setup.heads)
     samples, batch = batch_of(setup, study, task, study.images)
     single = list(batch_of(setup, study, task, study.traced)[0].batches(None, 1))
@@ -57,11 +57,6 @@ def checked(setup: Setup, study: Any, task: str, folder: Path) -> Lines:
 
 def check_sources(setup: Setup, study: Any, folder: Path) -> Lines:
     """Check Proposition 8 and Eq. 45 on all tasks together."""
-    import torch
-
-    from reproduction.theory import sources
-    from reproduction.theory.tower import Checks
-
     paths = {"base": setup.base, "merged": setup.merged(study.upstream)}
     paths |= {order: folder / order for order in ORDERS}
     loaded = {name: setup.load(path, torch.float64) for name, path in paths.items()}
@@ -76,8 +71,6 @@ def check_sources(setup: Setup, study: Any, folder: Path) -> Lines:
 
 def batch_of(setup: Setup, study: Any, task: str, count: int) -> tuple[Any, dict[str, Any]]:
     """Return the first `count` of the study's test samples, and all of them as one batch."""
-    from featcal.data.batches import draw_indices
-
     samples = load_split(setup, task, "test")
     indices = draw_indices(task, len(samples.labels), study.images, study.seed)
     samples = samples.take(indices[:count])

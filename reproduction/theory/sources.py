@@ -9,6 +9,7 @@ every token alike.
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from operator import iadd
 from typing import Any
 
@@ -127,7 +128,7 @@ def wasserstein(src: SiteData, dep: SiteData, task: str) -> float:
     return float(cost[rows, columns].mean())
 
 
-SiteInputs = dict[str, dict[str, Tensor]]  # by task, by linear: rows (tokens, d)
+SiteInputs = dict[str, dict[str, Tensor]]  # by linear, by task: rows (tokens, d)
 
 
 @dataclass(frozen=True)
@@ -151,37 +152,29 @@ def check_sources(
     experts = {task: tower(models.experts[task], x) for task, x in batches.items()}
     check_prefix(models, batches, forward, checks)
     sides: dict[str, Mismatch] = {}
-    for index in range(len(next(iter(experts.values())).blocks)):
-        names = list(solved_modules(next(iter(experts.values())).blocks[index], norm=False)[0])
-
-        def site_inputs(
-            towers: Mapping[str, Tower], hidden: Mapping[str, Tower], i: int = index, n: Any = names
-        ) -> SiteInputs:
-            return {task: towers[task].inputs(i, hidden[task].features[i], n) for task in batches}
-
-        expert_inputs = site_inputs(experts, experts)
+    for index, block in enumerate(next(iter(experts.values())).blocks):
+        names = list(solved_modules(block, norm=False)[0])
+        inputs = partial(site_inputs, index, names)
+        expert_inputs = inputs(experts, experts)
         # the inputs that each was solved on, and those in the finished model
-        used = {"stale": site_inputs(merged, merged), "forward": site_inputs(merged, forward)}
-        final = {"stale": site_inputs(stale, stale), "forward": site_inputs(forward, forward)}
+        used = {"stale": inputs(merged, merged), "forward": inputs(merged, forward)}
+        final = {"stale": inputs(stale, stale), "forward": inputs(forward, forward)}
         weights = {"stale": models.stale, "forward": models.forward}
         for kind in used:
-            change = torch.stack([_squares(used[kind], final[kind], name) for name in names]).sum(0)
+            squares = [_squares(used[kind][name], final[kind][name]) for name in names]
+            change = torch.stack(squares).sum(0)
             moved = 100 * float((change[0] / change[1]).sqrt())
             checks.add("proposition_8", f"{kind}_moved", moved, len(names), block=f"{index:02d}")
         fits: dict[str, list[float]] = {}
         for name in names:
-            x = {task: expert_inputs[task][name] for task in batches}
             expert_weights = {t: weight(m, index, name) for t, m in models.experts.items()}
             merged_and_base = (weight(model, index, name) for model in (models.merged, models.base))
-            linear = Linear(expert_weights, x, anchor(*merged_and_base, settings.anchor_blend))
-
-            def source(inputs: SiteInputs, name: str = name, linear: Linear = linear) -> SiteData:
-                u = {task: inputs[task][name] for task in batches}
-                return linear.source(u, settings.interpolation)
-
-            sources = {kind: source(used[kind]) for kind in used}
+            A, alpha = anchor(*merged_and_base, settings.anchor_blend), settings.interpolation
+            linear = Linear(expert_weights, expert_inputs[name], A)
+            sources = {kind: linear.source(used[kind][name], alpha) for kind in used}
             for kind in used:
-                W, deployed = weight(weights[kind], index, name), source(final[kind])
+                W = weight(weights[kind], index, name)
+                deployed = linear.source(final[kind][name], alpha)
                 for suffix, site in (("on_source", sources[kind]), ("deployed", deployed)):
                     fits.setdefault(f"{kind}_{suffix}", []).append(relative_loss(W, site))
             if index:  # the first block's source is the same for both
@@ -199,6 +192,14 @@ def check_sources(
             checks.show(statement, gaps[i : i + 1], bounds[i : i + 1], linear_name)
     for linear_name, side in sides.items():
         checks.add("proposition_8", "excess", 100 * side.gap / side.best, 1, block=linear_name)
+
+
+def site_inputs(
+    index: int, names: list[str], towers: Mapping[str, Tower], hidden: Mapping[str, Tower]
+) -> SiteInputs:
+    """Return the inputs of a block's linears in towers, given the features of others before it."""
+    rows = {t: tower.inputs(index, hidden[t].features[index], names) for t, tower in towers.items()}
+    return {name: {task: x[name] for task, x in rows.items()} for name in names}
 
 
 def check_prefix(
@@ -223,8 +224,8 @@ def weight(model: nn.Module, index: int, name: str) -> Tensor:
     return block.get_submodule(name).get_parameter("weight").detach()
 
 
-def _squares(used: SiteInputs, final: SiteInputs, name: str) -> Tensor:
+def _squares(used: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> Tensor:
     """Return Σ‖used − final‖² and Σ‖final‖² over all tasks, (2,)."""
-    pairs = [(used[task][name], final[task][name]) for task in used]
+    pairs = [(x, final[task]) for task, x in used.items()]
     squares: Any = sum(((a - b) ** 2).sum() for a, b in pairs)
     return torch.stack([squares, sum((b**2).sum() for _, b in pairs)])

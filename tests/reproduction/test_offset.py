@@ -8,10 +8,10 @@ import featcal
 from featcal.errors import BadSetting
 from featcal.models.load import load_as_calibrated, load_tokenizer
 from reproduction.prepare.offset import TABLE, at_positions, with_offsets
-from reproduction.prepare.sources import load_sentences
+from reproduction.prepare.sources import TOKENS, load_sentences
 
-WIDTH, SCALE = 16, 0.3
-FIRSTS = {"a": 0, "b": WIDTH}
+SCALE = 0.3
+FIRSTS = {"a": 0, "b": TOKENS}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("offset")
     base = sentences.encoder(folder / "base")
     offsets = {first: torch.full((32,), 0.1 * (first + 1)) for first in FIRSTS.values()}
-    moved, plain = {"base": with_offsets(base, folder / "moved", offsets, None, WIDTH)}, {}
+    moved, plain = {"base": with_offsets(base, folder / "moved", offsets, None)}, {}
     for seed, (task, first) in enumerate(FIRSTS.items(), start=1):
         expert = load_as_calibrated(base)
         with torch.no_grad(), torch.random.fork_rng():
@@ -30,7 +30,7 @@ def made(tmp_path_factory):
         plain[task] = folder / f"plain {task}"
         expert.save_pretrained(plain[task])
         load_tokenizer(base).save_pretrained(plain[task])
-        moved[task] = with_offsets(plain[task], folder / task, offsets, first, WIDTH)
+        moved[task] = with_offsets(plain[task], folder / task, offsets, first)
     return folder, base, plain, moved, offsets
 
 
@@ -54,7 +54,7 @@ def test_task_arithmetic_keeps_the_share_of_the_offset_that_no_expert_undoes(mad
     usual = load_as_calibrated(made[1]).get_parameter(TABLE)
     expert_tables = [load_as_calibrated(path).get_parameter(TABLE) for path in plain.values()]
     for first in FIRSTS.values():
-        for row in range(WIDTH):
+        for row in range(TOKENS):
             want = usual[row] + SCALE * sum(table[row] - usual[row] for table in expert_tables)
             want = want + (1 - SCALE) * offsets[first]
             assert torch.allclose(merged[first + row], want, rtol=0, atol=1e-5)
@@ -62,4 +62,4 @@ def test_task_arithmetic_keeps_the_share_of_the_offset_that_no_expert_undoes(mad
 
 def test_more_positions_than_the_model_has_are_refused(made, tmp_path):
     with pytest.raises(BadSetting, match="512"):
-        with_offsets(made[1], tmp_path / "out", {500: torch.zeros(32)}, None, WIDTH)
+        with_offsets(made[1], tmp_path / "out", {500: torch.zeros(32)}, None)

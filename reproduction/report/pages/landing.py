@@ -46,11 +46,17 @@ class ModelEvidence:
     name: str
     file: str = "scores"
 
+    @property
+    def default_evidence(self) -> Evidence:
+        """Return the results that have the study of the default."""
+        role = self.evidence.role if self.file == "scores" else paper.SECOND
+        return Evidence(self.evidence.suite, role, self.evidence.pool)
+
     @cached_property
     def defaults(self) -> dict[str, Case]:
         """Return the study of the default by merger."""
-        role = self.evidence.role if self.file == "scores" else paper.SECOND
-        model, studied = (role, self.evidence.pool), cases(self.evidence.suite, most_drawn=True)
+        data, studied = self.default_evidence, cases(self.evidence.suite, most_drawn=True)
+        model = (data.role, data.pool)
         return {case.merger: case for case in studied if (case.data.role, case.data.pool) == model}
 
     def score(self, merger: str, method: str, setting: str = "") -> Estimate | None:
@@ -99,27 +105,26 @@ class ModelEvidence:
 
     def few_sample_pairs(self, setting: str) -> Iterator[EstimatePair]:
         """Pair FeatCal with each adapter from few samples, after all mergers that the study has."""
-        study, adapter_setting = ("default", "") if setting == DEFAULT else ("samples", setting)
-        data = self.evidence if self.file == "scores" else None
+        data, study, adapter_setting = self.evidence, "samples", setting
         if setting == DEFAULT:
-            data = next((case.data for case in self.defaults.values()), None)
-        if data is None:
+            data, study, adapter_setting = self.default_evidence, "default", ""
+        elif self.file != "scores":
             return
         score = partial(average, data, file=study, samples=FEW)
         mergers = dict.fromkeys(select(data.table(study), {"samples": FEW})["upstream"])
         for merger, adapter in product(mergers, ADAPTERS):
-            settings = (adapter_setting, "suite")
-            baselines = (score((merger, adapter, at)) for at in settings)
-            yield score((merger, "featcal", setting)), next(filter(None, baselines), None)
+            baseline = score((merger, adapter, adapter_setting)) or score(
+                (merger, adapter, "suite")
+            )
+            yield score((merger, "featcal", setting)), baseline
 
     def second_pairs(self, procedure: str, setting: str) -> Iterator[EstimatePair]:
         """Pair the seconds of each adapter with FeatCal's; with DEFAULT, of all trials.
 
         At the printed settings, with features kept ("once"), over all numbers of samples.
         """
-        study = next(iter(self.defaults.values()), None)  # the same for all mergers
         if setting == DEFAULT:
-            by_method = mean_seconds(study.data) if study and procedure == "once" else {}
+            by_method = mean_seconds(self.default_evidence) if procedure == "once" else {}
             means = {method: exact_estimate(mean) for method, mean in by_method.items()}
             yield from ((means.get(adapter), means.get(DEFAULT)) for adapter in ADAPTERS)
         elif self.file == "scores":

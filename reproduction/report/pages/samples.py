@@ -75,10 +75,9 @@ def means(data: Evidence) -> PageOutput:
     merged = tables.average(data, (UPSTREAM, "merged", ""), "samples")
     start = f" Task arithmetic alone: {merged.mean:.1f}." if merged else ""
     caption = f"Average top-1 accuracy (%) by {data.inputs} per task, sd over seeds — {name}.{start} Bold: best."
-    labels = dict.fromkeys(zip(accuracies["method"], accuracies["setting"], strict=True), "")
-    for method, setting in labels:
-        settings = tables.method_settings(data, "samples", method, setting)
-        labels[method, setting] = tables.METHODS[method] + settings
+    labels = {}
+    for model in zip(accuracies["method"], accuracies["setting"], strict=True):
+        labels[model] = tables.METHODS[model[0]] + tables.method_settings(data, "samples", *model)
     runs = data.table("samples.run")
     fewer = runs[runs["images"] < runs["samples"]][["samples", "images"]].drop_duplicates()
     counts = ", ".join(f"n = {n}: {has}" for n, has in fewer.itertuples(index=False))
@@ -103,11 +102,11 @@ def _means_table(means: pd.DataFrame, labels: dict[tuple[str, str], str], captio
     cells = {}
     for row in means.itertuples():
         spread = None if pd.isna(row.sd) else row.sd
-        cell = tables.Cell(row.mean, spread, best=round(row.mean, 1) == best[row.samples])
-        cells[row.method, row.setting, row.samples] = tables.cell_html(cell)
+        is_best = round(row.mean, 1) == best[row.samples]
+        cells[row.method, row.setting, row.samples] = tables.Cell(row.mean, spread, best=is_best)
     rows = []
     for key, label in labels.items():
-        rows.append([label, *(cells.get((*key, n), tables.cell_html(None)) for n in best.index)])
+        rows.append([label, *(tables.cell_html(cells.get((*key, n))) for n in best.index)])
     head = ["Task Arithmetic", *(f"n = {n}" for n in best.index)]
     return table(head, rows, caption, "fc-accuracy")
 

@@ -1,7 +1,5 @@
 """Answers to instructions: against generation, a plain softmax, and texts that are cut and chosen."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -10,13 +8,14 @@ from gguf_model import WORDS, chat_model
 
 from featcal.errors import BadData
 from featcal.models.load import load_model, load_tokenizer
+from pipeline import ROOT
 from reproduction.language.generation import answer, generate_texts, log_likelihood, right_answers
 from reproduction.prepare import chat
 from reproduction.prepare.suite import Chat
 from reproduction.prepare.texts import load_texts
 from reproduction.results import PLAIN
 
-TEXTS = Path(__file__).parents[3] / "reproduction" / "real_text"
+TEXTS = ROOT / "reproduction" / "real_text"
 FEW = Chat(tasks=("rt_polarity",), unseen=("subjectivity",), train=8, validation=4, test=24)
 END = "<|im_end|>"
 

@@ -33,7 +33,7 @@ def context(monkeypatch):
     """Return two tasks of 40 pictures."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, SIDE, SIDE), dtype=np.uint8)
     images = ImageSet(pixels, PLAIN, np.zeros(40, np.int64), ("a",))
-    monkeypatch.setattr(sources, "load_task", lambda *_: images)
+    monkeypatch.setattr(streams, "load_task", lambda *_: images)
     groups = dict.fromkeys(("sentences", "photos"), SimpleNamespace(roles={}))
     suite = SimpleNamespace(tasks_of=lambda role, pool: ("mnist", "dtd"), **groups)
     return Setup(SimpleNamespace(suite=suite, root=Path(), outputs=Path()), "clip_b32", 8), images
