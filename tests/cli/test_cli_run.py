@@ -1,9 +1,7 @@
 """Dry runs, logs, JSON and progress; options as arguments of the library; what inspect shows."""
 
 import errno
-import json
 import logging
-import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,6 @@ import transformers as tf
 from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused, told, tree
 
 import featcal
-from featcal.calibration.scratch import RunFolder
 from featcal.card import Result
 from featcal.cli import inputs, output
 from featcal.cli import main as cli

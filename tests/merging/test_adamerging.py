@@ -8,7 +8,7 @@ import tiny
 import torch
 import transformers as tf
 
-from featcal.errors import BadBatches, BadSetting, Diverged
+from featcal.errors import BadBatches, Diverged
 from featcal.merging.merge import merge
 from featcal.merging.methods.answers import Mixture, endless, entropy, entropy_gradients, learn
 from featcal.merging.registry import MergeJob

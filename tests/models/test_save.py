@@ -4,7 +4,6 @@ import copy
 import errno
 import json
 import os
-import re
 import signal
 from multiprocessing import get_context
 from pathlib import Path

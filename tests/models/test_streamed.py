@@ -11,14 +11,14 @@ import torch
 import transformers as tf
 from families import KINDS
 from folders import batch_for, folder_of, loaded_bytes, nothing_left, outputs, present, same, whole
-from tiny import TEXT, clip, make, shifted
+from tiny import TEXT, clip, make
 
 import featcal
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer, TruncatedFile
 from featcal.merging.merge import merge
 from featcal.models import streamed as of_streamed
 from featcal.models.load import save_model
-from featcal.models.streamed import InMemoryModel, StreamedModel, in_turn, require_same_configs
+from featcal.models.streamed import InMemoryModel, StreamedModel, in_turn
 
 
 @pytest.mark.parametrize(

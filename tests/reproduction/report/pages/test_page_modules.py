@@ -13,8 +13,8 @@ from synthetic_correct import write_answers
 
 from featcal.files import write_json
 from featcal.merging.registry import method_named, method_names
-from pipeline import RESULTS, ROOT, read_rows
-from reproduction.report.evidence import Evidence, select
+from pipeline import RESULTS, read_rows
+from reproduction.report.evidence import Evidence
 from reproduction.report.pages import (
     cost,
     default,
