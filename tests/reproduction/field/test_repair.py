@@ -27,10 +27,6 @@ from reproduction.field.swudi import filtered_minimum
 from reproduction.studies.field import FieldStudy, inferred
 
 
-def images(seed):
-    return [{"pixel_values": torch.randn(5, 3, 16, 16, generator=tiny.seeded(seed)).double()}]
-
-
 def plain_moments(model, batch, name):
     """Mean and standard deviation of one linear's outputs over all tokens."""
     outputs = []
@@ -49,7 +45,7 @@ def test_repaired_linears_have_the_experts_mean_and_deviation_on_all_tasks_sampl
     experts, base = {"b": tiny.clip(1), "a": tiny.clip(2)}, tiny.clip(0)
     merged = merge("average", base, experts)
     before = {name: p.detach().clone() for name, p in merged.named_parameters()}
-    batch = all_samples({"b": images(1), "a": images(2)})
+    batch = all_samples({"b": tiny.images(1, 5, 5), "a": tiny.images(2, 5, 5)})
     assert len(batch["pixel_values"]) == 10
     targets = output_moments(experts.values(), batch, "cpu")
     first = linears(merged)[0]
