@@ -25,7 +25,14 @@ from reproduction.report.pages import (
     real_models,
     sweeps,
 )
-from reproduction.report.paper import AVERAGE, errata, packaged, paper_row, paper_table
+from reproduction.report.paper import (
+    AVERAGE,
+    corrected_table,
+    errata,
+    packaged,
+    paper_row,
+    paper_table,
+)
 from reproduction.report.statistics import bits, estimate, lead
 from reproduction.report.tables import row_name, rows_of
 from reproduction.results import CANDIDATES, DEFAULT, EXTRAPOLATION, write_rows
@@ -145,7 +152,10 @@ def numbers_in(text):
     return [float(match) for match in re.findall(r"-?\d+(?:\.\d+)?", text)]
 
 
-@pytest.mark.parametrize("entry", [e for e in errata() if e.facts], ids=lambda e: e.id)
+FACTS = [e for e in errata() if e.facts and not e.id.endswith("_vintage")]
+
+
+@pytest.mark.parametrize("entry", FACTS, ids=lambda e: e.id)
 def test_facts_next_to_an_erratum_are_those_of_the_printed_tables(entry):
     row, frame = differences.printed_row(entry), paper_table(entry.table, entry.model)
     if entry.kind == "average":
@@ -169,10 +179,18 @@ def test_facts_next_to_an_erratum_are_those_of_the_printed_tables(entry):
         near = distances.loc[nearest]
         assert entry.facts.startswith(f"nearest row: {row_name(*nearest)}, {near.mean():.2f} apart")
         assert numbers_in(entry.facts)[-1] == round(near.max(), 1)
-    elif "mean" in entry.facts:
+    elif entry.kind == "unattainable":
+        for right, count, share in zip(*[iter(numbers_in(entry.facts))] * 3, strict=True):
+            assert share == round(100 * right / count, 2)
+    elif entry.kind == "reference":
         fitting = pd.Series(row.to_dict() | entry.corrected)
         means = [round(values.drop(AVERAGE).mean(), 1) for values in (row, fitting)]
         assert numbers_in(entry.facts)[-2:] == means
+    else:
+        assert entry.kind == "contradiction" and " in Table " in entry.facts
+    for value, number in re.findall(r"([\d.]+) in Table (\d+)", entry.facts):
+        printed = paper_row(f"table{number:0>2}", *entry.row, read=corrected_table)
+        assert float(value) == printed[entry.cells[0]]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +202,8 @@ def test_another_vintage_is_reported_for_exactly_the_cells_that_differ(table, ot
     differing = {cell for cell in row.index if any(other[cell] != row[cell] for other in rest)}
     entry = next(e for e in errata() if e.id == f"t{int(table[-2:])}_vintage")
     assert set(entry.cells) == differing
+    listed = [float(cell.rpartition(" ")[2]) for cell in entry.facts.split(", ")]
+    assert all(listed == other[list(entry.cells)].tolist() for other in rest)
 
 
 BLENDS = {1.0: 0.0, 8.0: 6.0}  # what ρ adds
