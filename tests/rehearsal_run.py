@@ -35,7 +35,6 @@ FEWER: dict[str, Callable[[Any], Any]] = {
     "nodes": lambda given: given[:2],
     "audit": lambda given: [1, 4],
     "factors": lambda given: [0.6, 1.0],
-    "trials": lambda given: 7,  # six are drawn at random, the next is proposed
     # of a sweep the first value; the one that it is compared with is tried too
     **dict.fromkeys(("ridge", "anchor_blend", "interpolation", "rank"), first),
 }

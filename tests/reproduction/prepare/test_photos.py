@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from zipfile import ZipFile
 
 import numpy as np
@@ -14,12 +13,11 @@ from vision import dinov2
 
 from featcal.errors import BadFile, MissingPath
 from featcal.models.load import load_model
+from pipeline import ROOT
 from reproduction.prepare import photos
 from reproduction.prepare.hub import fetch_package
 from reproduction.prepare.sources import load_task, read_sources
 from reproduction.prepare.suite import load_suite
-
-ROOT = Path(__file__).parents[3]
 
 
 def field(number: int, value: int | str | bytes) -> bytes:

@@ -1,7 +1,5 @@
 """Sentences: the project's own sets, the order of rows, and damage by row."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -11,11 +9,11 @@ from sentences import encoder, task
 from featcal.errors import BadFile, MissingPath, UnknownKey
 from featcal.evaluation.accuracy import projected_features
 from featcal.models.load import load_model
+from pipeline import ROOT
 from reproduction.prepare.damage import DAMAGES, damaged, dropped_words, swapped_words
 from reproduction.prepare.sources import SPLITS, load_sentences, read_classes
 from reproduction.prepare.suite import load_suite
 
-ROOT = Path(__file__).parents[3]
 REAL = ROOT / "reproduction" / "real_text"
 TASKS = load_suite(ROOT, "mini").sentences.pools[20]
 
