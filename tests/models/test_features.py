@@ -10,6 +10,7 @@ from tiny import clip, images
 from featcal.errors import BadSetting
 from featcal.models.batch import padding_mask, rows_before_head
 
+
 def test_a_function_as_head_equals_its_weight():
     model, batch = clip(), images(0)[0]
     layer = torch.nn.Linear(32, 8, bias=False).double()

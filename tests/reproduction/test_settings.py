@@ -16,15 +16,7 @@ from featcal.settings import Calibration
 from pipeline import ROOT, settings, write_settings
 from reproduction import experiments
 from reproduction.engine.context import load_context
-from reproduction.experiments import (
-    ADAPTERS,
-    STREAMS,
-    Reading,
-    SampleDraw,
-    load_experiments,
-    role_and_pool,
-    study_run,
-)
+from reproduction.experiments import ADAPTERS, STREAMS, Reading, load_experiments, study_run
 from reproduction.prepare.suite import load_suite
 
 POOL = "clip_b32-8"
@@ -202,7 +194,7 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
     suite, params = load_suite(ROOT, "mini"), settings()
     assert suite.data.strength == choice["strength"]
     for key, mergers in params["merge"].items():
-        role, pool = role_and_pool(key)
+        role, pool = experiments.role_and_pool(key)
         if role in suite.roles:
             scale = choice["scale"][role][str(pool)]
             assert mergers["task_arithmetic"]["mini"]["scale"] == scale, key
@@ -256,7 +248,7 @@ def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
     assert default.settings == Calibration(**GIVEN["featcal"]) and default.reading == Reading()
     assert (default.upstream, default.setting, default.draw) == (
         *("task_arithmetic", "paper"),
-        SampleDraw(stream="train", samples=256, batch=32, seed=42),
+        experiments.SampleDraw(stream="train", samples=256, batch=32, seed=42),
     )
     changes = {
         "decoder-start": {"reading": Reading(decoder="start")},
