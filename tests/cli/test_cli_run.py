@@ -34,9 +34,7 @@ def without_work(monkeypatch):
     monkeypatch.setattr("featcal.calibration.calibrate.calibrate", unwanted)
 
 
-def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(
-    models, capsys, without_work, monkeypatch
-):
+def test_a_dry_run_prints_needs_and_writes_nothing(models, capsys, without_work, monkeypatch):
     before = tree(models)
     assert cli.main(DRY) == 0
     printed = capsys.readouterr().out

@@ -125,9 +125,7 @@ def test_a_full_disk_is_reported_with_the_final_path_and_leaves_nothing(tmp_path
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EXDEV])
 @pytest.mark.parametrize("there", [False, True])
-def test_a_file_system_without_rename_is_one_message_and_leaves_nothing(
-    tmp_path, monkeypatch, code, there
-):
+def test_a_file_system_without_rename_is_one_message(tmp_path, monkeypatch, code, there):
     names = ["out"] * there
     for name in names:
         (tmp_path / name).mkdir()

@@ -150,9 +150,7 @@ def test_a_settings_file_that_is_no_yaml_mapping_or_missing_is_named(tmp_path, n
         ("calibrat", "x", "did you mean 'calibrate'"),
     ],
 )
-def test_a_stage_that_no_experiment_has_is_refused_and_writes_nothing(
-    folder, monkeypatch, capsys, verb, key, said
-):
+def test_a_stage_without_an_experiment_is_refused(folder, monkeypatch, capsys, verb, key, said):
     monkeypatch.chdir(folder)
     assert cli.main(["stage", verb, key]) == cli.MISTAKE
     assert said in capsys.readouterr().err and not (folder / "outputs").exists()
@@ -161,9 +159,7 @@ def test_a_stage_that_no_experiment_has_is_refused_and_writes_nothing(
 @pytest.mark.parametrize(
     ("method", "stream"), [(m, s) for m, s in STREAMS.items() if m in PARAMS["merge"][POOL]]
 )
-def test_a_method_that_looks_at_samples_sees_those_of_its_source_unless_told_otherwise(
-    tmp_path, monkeypatch, method, stream
-):
+def test_a_method_looks_at_the_samples_of_its_source(tmp_path, monkeypatch, method, stream):
     entry = {"smoke": {"samples": 16, "batch": 8}, "mini": None}
     monkeypatch.setattr(experiments, "read_all", lambda _: put(PARAMS, f"{MERGE}/{method}", entry))
     draw = load_experiments(tmp_path / "params.yaml").merge[f"{POOL}-{method}"].draw

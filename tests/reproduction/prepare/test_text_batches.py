@@ -58,9 +58,7 @@ def padded(batch, extra):
 
 
 @pytest.mark.parametrize(("kind", "reading"), READINGS)
-def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(
-    tmp_path, texts, monkeypatch, kind, reading
-):
+def test_padding_and_batching_change_no_weight(tmp_path, texts, monkeypatch, kind, reading):
     base = folder(tmp_path / kind, kind)
     without_float32(monkeypatch, load_model(base))
     together, alone = (read(base, texts, reading, size) for size in (8, 1))
