@@ -10,11 +10,10 @@ from unittest.mock import patch
 
 import networkx
 import yaml
+from encoders import dinov2, encoder, task
 from gguf_model import chat_model
 from pages import without_kernels
 from safetensors.torch import load_file, save_file
-from sentences import encoder, task
-from vision import dinov2
 
 import pipeline
 from reproduction.engine import context, costs

@@ -20,9 +20,6 @@ MEANINGS = yaml.safe_load((ROOT / "book" / "reference" / "words.yaml").read_text
 
 def test_the_reference_has_every_public_name():
     assert {f"featcal.{name}" for name in featcal.__all__} == set(api.PUBLIC)
-    text = api.text(ROOT)
-    for part in ("ridge: Positive", "anchor_blend: float", "experts: Mapping[str, Model]"):
-        assert part in text
 
 
 @pytest.mark.parametrize("name", sorted(featcal.__all__))
