@@ -15,7 +15,7 @@ from featcal.models.streamed import StreamedModel
 WAYS = {"transformers": lambda model, folder: model.save_pretrained(folder), "featcal": save_model}
 
 
-def folder_of(path, family, dtype=torch.float32, way="featcal", **sizes):
+def folder_of(path, family, dtype=torch.float32, way="featcal"):
     WAYS[way](make(FAMILIES[family].build, dtype=dtype), path)
     return path
 

@@ -53,9 +53,7 @@ def everything(folder: Path) -> dict[str, Path | dict[str, Path]]:
     """All of it; and folder/here, where a folder is named like one of the data sets."""
     (folder / "texts").mkdir()
     language.jsonl(folder / "texts/train.jsonl", [{"text": text} for text in language.WORDS])
-    for i, name in enumerate(("cat", "dog") * 3):
-        (folder / "photos/train" / name).mkdir(parents=True, exist_ok=True)
-        checkpoints.picture(seed=i).save(folder / f"photos/train/{name}/{i}.png")
+    checkpoints.pictures(folder / "photos", 0, {"train/cat": 3, "train/dog": 3})
     repositories = {
         "datasets/owner/digits": digits(folder / "digits"),
         "datasets/owner/ShortTexts": folder / "texts",

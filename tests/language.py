@@ -4,6 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import torch
 import transformers as tf
 from families import CLIP_TEXT, GROUPED, T5
 from tiny import TEXT, make
@@ -52,8 +53,6 @@ def tokenizer(
 
 
 def folder(path: Path, kind: str, seed: int = 0, **how) -> Path:
-    import torch
-
     save_model(make(MODELS[kind], seed, torch.float32), path)
     tokenizer(**how).save_pretrained(path)
     return path

@@ -41,17 +41,17 @@ def write_settings(folder: Path, sections: dict[str, Any]) -> None:
         (folder / file).write_text(yaml.dump(own, Dumper=yaml.CSafeDumper, sort_keys=False))
 
 
-def blocks(root: Path = ROOT) -> dict[str, dict]:
+def blocks() -> dict[str, dict]:
     """Return every block of stages by name; a repeated block has its stage under `do`."""
-    contents = (yaml.safe_load(file.read_text())["stages"] for file in files(root))
+    contents = (yaml.safe_load(file.read_text())["stages"] for file in files())
     found = [block for content in contents for block in content.items()]
     assert len(dict(found)) == len(found), "two files define a stage of the same name"
     return dict(found)
 
 
-def stages(root: Path = ROOT) -> dict[str, dict]:
+def stages() -> dict[str, dict]:
     """Return the stage of every block, with its variables unresolved."""
-    return {name: block.get("do", block) for name, block in blocks(root).items()}
+    return {name: block.get("do", block) for name, block in blocks().items()}
 
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from encoders import dinov2, encoder
 from rehearsal_images import PART, describe, drawn, image_data, image_models, write_table
 from rehearsal_texts import LLAMAS, T5_SIZES, text_models
-from sentences import encoder
-from vision import dinov2
 
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, TASKS
 

@@ -6,13 +6,14 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import yaml
-from smoke_graph import commands, copied, working_in
+from smoke_graph import commands, copied
 
-from pipeline import ROOT, settings, write_settings
+from pipeline import settings, write_settings
 
 SUITE = "paper"
 
@@ -35,16 +36,15 @@ FEWER: dict[str, Callable[[Any], Any]] = {
     "nodes": lambda given: given[:2],
     "audit": lambda given: [1, 4],
     "factors": lambda given: [0.6, 1.0],
-    "trials": lambda given: 7,  # six are drawn at random, the next is proposed
     # of a sweep the first value; the one that it is compared with is tried too
     **dict.fromkeys(("ridge", "anchor_blend", "interpolation", "rank"), first),
 }
 RECORD = "rehearsal.json"
 
 
-def rehearsal_params(root: Path = ROOT) -> dict[str, Any]:
+def rehearsal_params() -> dict[str, Any]:
     """Return the settings with `suite: paper` and less of everything in each experiment."""
-    params = settings(root)
+    params = settings()
     del params["methods"]
     for role in params["featcal"].values():
         role["samples"] = FEWER["samples"](role["samples"])
@@ -68,15 +68,15 @@ def fewer(entry: Any, inside: bool = False) -> Any:
     return found
 
 
-def lay_out(work: Path, root: Path = ROOT) -> list[str]:
+def lay_out(work: Path) -> list[str]:
     """Make a project folder; return what this machine lacks for the public tests left out."""
     from dvc.repo import Repo
 
     from reproduction.language.harness import unmet
     from reproduction.prepare.tasks import PUBLIC
 
-    copied(work, root)
-    write_settings(work, rehearsal_params(root))
+    copied(work)
+    write_settings(work, rehearsal_params())
     suite = yaml.safe_load((work / f"suites/{SUITE}.yaml").read_text())
     tests = suite["language"]["tests"]
     left_out = {key: lacks for key, test in tests.items() if (lacks := unmet(PUBLIC[test]))}
@@ -95,7 +95,7 @@ def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float
     from reproduction.stages.command import run_stage
 
     seconds = []
-    with working_in(work), without_kernels():
+    with chdir(work), without_kernels():
         for command in commands(work):
             name = "@".join(command[2:])
             if command[:2] == ["featcal", "stage"] and name.startswith(chosen or ""):

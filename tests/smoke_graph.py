@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from contextlib import chdir as working_in
+from contextlib import chdir
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -10,11 +10,10 @@ from unittest.mock import patch
 
 import networkx
 import yaml
+from encoders import dinov2, encoder, task
 from gguf_model import chat_model
 from pages import without_kernels
 from safetensors.torch import load_file, save_file
-from sentences import encoder, task
-from vision import dinov2
 
 import pipeline
 from reproduction.engine import context, costs
@@ -92,9 +91,9 @@ UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}
 
 
-def smoke_params(root: Path = pipeline.ROOT) -> dict:
+def smoke_params() -> dict:
     """Return all settings with a smoke group in every entry, made from the mini group."""
-    params = pipeline.settings(root)
+    params = pipeline.settings()
     params["suite"] = "smoke"
     for key, mergers in params["merge"].items():
         for name, groups in mergers.items():
@@ -166,11 +165,11 @@ FEWER = {"calibrate": _calibrations, "adapt": _adapters}
 ROWS = {"calibrate": lambda name, row: {} if name in RUN["calibrate"] else None, "adapt": _adapted}
 
 
-def copied(work: Path, root: Path = pipeline.ROOT) -> None:
-    """Copy the files of `root` that a project folder without results needs."""
+def copied(work: Path) -> None:
+    """Copy the files of the project that a project folder without results needs."""
     ignored = shutil.ignore_patterns("__pycache__", "_build", "pages", "dvc.lock")
     for name in LAID_OUT:
-        source = root / name
+        source = pipeline.ROOT / name
         if source.is_dir():
             shutil.copytree(source, work / name, ignore=ignored)
         else:
@@ -187,13 +186,13 @@ def cut_down(folder: Path, depth: int) -> None:
     save_file(few, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def lay_out(work: Path, root: Path = pipeline.ROOT) -> None:
+def lay_out(work: Path) -> None:
     """Make a project folder with small models, the smoke suite and a DVC repository without git."""
-    copied(work, root)
+    copied(work)
     for name, depth in DEPTH.items():
         cut_down(work / "reproduction" / "mini" / "models" / name, depth)
-    shutil.copyfile(root / "tests" / "smoke" / "smoke.yaml", work / "suites" / "smoke.yaml")
-    pipeline.write_settings(work, smoke_params(root))
+    shutil.copyfile(pipeline.ROOT / "tests/smoke/smoke.yaml", work / "suites" / "smoke.yaml")
+    pipeline.write_settings(work, smoke_params())
     encoder(work / "data" / "encoder")
     dinov2(work / "data" / "vision")
     chat_model(work / "data" / "chat")
@@ -247,14 +246,14 @@ def costs_here(*given):
         return costs.costs(*given)
 
 
-def run_smoke_graph(work: Path, root: Path = pipeline.ROOT) -> dict[str, str]:
+def run_smoke_graph(work: Path) -> dict[str, str]:
     """Run the graph in the new folder `work`; return the sha256 of every weight and score file."""
-    lay_out(work, root)
+    lay_out(work)
     # 250 stages would read the same settings
     once = patch.object(context, "load_experiments", cache(context.load_experiments))
     here = patch.object(default, "fan_out", fan_out_here)
     measured = patch.object(samples, "costs", costs_here)
-    with working_in(work), without_kernels(), once, here, measured:
+    with chdir(work), without_kernels(), once, here, measured:
         for program, stage, verb, *key in commands(work):
             if (program, stage) == ("featcal", "stage") and (verb != "page" or key[0] in PAGES):
                 run_stage(verb, key[0] if key else None)

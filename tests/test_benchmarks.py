@@ -58,9 +58,7 @@ def fake_clock(monkeypatch, seconds):
         ([2, 1, 4, 1] * 9, 30, [2, 4, 2]),
     ],
 )
-def test_a_row_ends_when_three_ratios_are_near_each_other_or_with_its_time(
-    seconds, most, ratios, monkeypatch
-):
+def test_a_row_ends_when_three_ratios_are_near_or_with_its_time(seconds, most, ratios, monkeypatch):
     now, runs = fake_clock(monkeypatch, seconds)
     assert speed.measured(runs, most) == pytest.approx(ratios) and 20 < now[0] <= 30
 

@@ -8,7 +8,6 @@ import torch
 from families import FAMILIES, translations, without_float32
 from families import experiment as texts
 from test_corrections import difference, pair, pairs
-from test_features import LANGUAGE, counted
 from tiny import clip, experiment, images, refilled, same_bits, seeded, shifted
 from transformers import BartConfig, BartForConditionalGeneration
 from transformers.modeling_utils import local_torch_dtype
@@ -19,7 +18,7 @@ from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.baselines.training import batch_order, cached_steps, together, train
 from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting, Diverged
-from featcal.models.batch import rows_before_head, single_samples
+from featcal.models.batch import rows_before_head
 
 SETTINGS = Surgery(rank=3, batch=8, steps=60, features="raw")
 
@@ -114,28 +113,38 @@ def test_settings_that_do_not_fit_are_refused_by_name():
         featcal.surgery(*call(texts(FAMILIES["llama"])), features="unit")
 
 
+LANGUAGE = ("t5", "t5_gated", "llama")
+
+
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_adapters_of_a_language_model_correct_the_input_of_its_head(name):
     given = texts(FAMILIES[name])
     model, batch = given["merged"], FAMILIES[name].batches(5)[0]
     given["merged"] = torch.nn.DataParallel(model)
     adapters = featcal.surgery(*call(given), rank=4, steps=20, lr=0.01)
-    rows, _ = rows_before_head(model, batch, None)
+    counted = batch["labels"] != -100 if "labels" in batch else batch["attention_mask"].bool()
+    rows, sizes = rows_before_head(model, batch, None)
+    assert sizes.tolist() == counted.sum(1).tolist()
     with torch.no_grad():
         plain = model(**batch).logits
         with adapters.before_head(model, "a"):
-            logits = model(**batch).logits[counted(batch)]
+            logits = model(**batch).logits[counted]
         want = model.get_output_embeddings()(adapters.apply("a", rows))
         torch.testing.assert_close(logits, want, rtol=0, atol=1e-12)
         assert torch.equal(model(**batch).logits, plain)
-    assert (want - plain[counted(batch)]).abs().max() > 1e-3
+    assert (want - plain[counted]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_texts_encoded_at_every_step_give_the_adapters_of_kept_features(name, monkeypatch):
+    """Texts of several lengths are made one batch; the second batch has no padding."""
     given = texts(FAMILIES[name])
     without_float32(monkeypatch, given["merged"])
+    for own in given["batches"].values():
+        own[1] = {key: x[:, : 2 if key == "labels" else 4] for key, x in own[1].items()}
     assert difference(*encoded(given, steps=20, batch=4)) < 1e-9
+    with pytest.raises(BadBatches, match="texts differ in length; give an attention_mask"):
+        together("a", [{"input_ids": torch.ones(1, n, dtype=torch.long)} for n in (3, 5)])
 
 
 def test_decoder_tokens_of_several_lengths_are_padded_with_the_models_token():
@@ -160,18 +169,3 @@ def test_experts_and_samples_that_do_not_fit_are_refused_with_their_task(encode)
     for batches in (own + larger, named) if encode == "each_step" else ():
         with pytest.raises(BadBatches, match="'a'.*one size, or encode='once'"):
             featcal.surgery(merged, {"a": clip(1)}, {"a": batches}, steps=9, encode=encode)
-
-
-@pytest.mark.parametrize("name", LANGUAGE)
-def test_texts_of_several_lengths_have_the_same_features_in_one_batch(name):
-    model = texts(FAMILIES[name])["merged"]
-    first, second = (FAMILIES[name].batches(seed)[0] for seed in (5, 6))
-    # without padding
-    shorter = {key: value[1:2, : 2 if key == "labels" else 4] for key, value in second.items()}
-    rows, sizes = rows_before_head(model, together("a", [*single_samples([first]), shorter]), None)
-    alone = [rows_before_head(model, part, None) for part in (first, shorter)]
-    want, counts = (torch.cat(parts) for parts in zip(*alone, strict=True))
-    torch.testing.assert_close(rows, want, rtol=0, atol=1e-6)  # norms are float32
-    assert sizes.tolist() == counts.tolist()
-    with pytest.raises(BadBatches, match="texts differ in length; give an attention_mask"):
-        together("a", [{"input_ids": torch.ones(1, n, dtype=torch.long)} for n in (3, 5)])

@@ -16,7 +16,7 @@ from featcal.calibration.calibrate import check
 from featcal.calibration.features import open_models
 from featcal.errors import BadSetting, FeatCalError, UnknownKey
 from featcal.models.blocks import check_replay, last_outputs, replay
-from featcal.models.plan import blocks_of, plan_for
+from featcal.models.plan import plan_for
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -10,7 +10,7 @@ import torch
 import transformers
 from families import FAMILIES, KINDS
 from folders import loaded_bytes
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny import PAPER, clip, experiment, same_bits
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode

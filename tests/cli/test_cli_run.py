@@ -1,9 +1,7 @@
 """Dry runs, logs, JSON and progress; options as arguments of the library; what inspect shows."""
 
 import errno
-import json
 import logging
-import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,6 @@ import transformers as tf
 from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused, told, tree
 
 import featcal
-from featcal.calibration.scratch import RunFolder
 from featcal.card import Result
 from featcal.cli import inputs, output
 from featcal.cli import main as cli
@@ -37,9 +34,7 @@ def without_work(monkeypatch):
     monkeypatch.setattr("featcal.calibration.calibrate.calibrate", unwanted)
 
 
-def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(
-    models, capsys, without_work, monkeypatch
-):
+def test_a_dry_run_prints_needs_and_writes_nothing(models, capsys, without_work, monkeypatch):
     before = tree(models)
     assert cli.main(DRY) == 0
     printed = capsys.readouterr().out

@@ -190,9 +190,7 @@ def test_who_cannot_push_is_told_before_the_work(served, place, tmp_path, token,
     client.ask("token", "")
 
 
-def test_a_pushed_folder_is_the_written_one_and_what_is_not_taken_stays(
-    place, tmp_path, monkeypatch, capsys
-):
+def test_a_pushed_folder_is_the_one_that_is_written(place, tmp_path, monkeypatch, capsys):
     """With the hub's client replaced by one that copies to a folder, once for each name."""
 
     def upload(client, repo_id, folder_path, commit_message, delete_patterns):

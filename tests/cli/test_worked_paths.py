@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from checkpoints import tensors
+from encoders import dinov2
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import save_file
@@ -21,7 +22,6 @@ from test_cli import here
 from tiny import shifted
 from torch.nn import functional as F
 from transformers import AutoImageProcessor, AutoTokenizer
-from vision import dinov2
 
 from featcal.cli import main as cli
 from featcal.cli import output

@@ -16,41 +16,35 @@ INPUTS, OUTPUTS, RIDGE, ALPHA = 12, 7, 0.05, 0.3
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
-def task(seed, n=60, d=INPUTS, o=OUTPUTS):
+def task(seed, n=60):
     """Rows of student and teacher, token weights, the expert's linear."""
     g = seeded(seed)
     r = partial(torch.randn, generator=g, dtype=torch.float64)
-    x_cal = r(n, d) + r(d)
+    x_cal = r(n, INPUTS) + r(INPUTS)
     w = torch.rand(n, generator=g, dtype=torch.float64)
-    return x_cal, x_cal + 0.3 * r(n, d), w, r(o, d), r(o)
+    return x_cal, x_cal + 0.3 * r(n, INPUTS), w, r(OUTPUTS, INPUTS), r(OUTPUTS)
 
 
-def moments(x_cal, x_exp, w, y_exp=None, batches=1):
-    m = Moments.zero(x_cal.shape[1], None if y_exp is None else y_exp.shape[1])
-    for rows in torch.arange(len(x_cal)).chunk(batches):
-        m.add(x_cal[rows], x_exp[rows], w[rows], None if y_exp is None else y_exp[rows])
-    return m
-
-
-def system(tasks, alpha=ALPHA, task_weights="gram", target="input"):
-    total = RidgeSystem.zero(*reversed(tasks[0][3].shape))
+def system(tasks, task_weights="gram", target="input"):
+    total = RidgeSystem.zero(INPUTS, OUTPUTS)
     for x, y, w, W, b in tasks:
-        made = {"output": F.linear(y, W, b), "blend": torch.lerp(x, y, alpha) @ W.T}
-        m = moments(x, y, w, made.get(target))
+        made = {"output": F.linear(y, W, b), "blend": torch.lerp(x, y, ALPHA) @ W.T}.get(target)
+        m = Moments.zero(INPUTS, None if made is None else OUTPUTS)
+        m.add(x, y, w, made)
         m.blended = target == "blend"
-        total += task_system(m, W, b, alpha, task_weights)
+        total += task_system(m, W, b, ALPHA, task_weights)
     return total
 
 
-def tall(tasks, A, a, alpha=ALPHA, ridge=RIDGE, uniform=False):
+def tall(tasks, A, a, uniform=False):
     """Weight, then bias, by least squares over rows scaled by √(ω w/n), anchors scaled by √λ."""
-    root = np.sqrt(ridge)
+    root = np.sqrt(RIDGE)
     lefts, rights, means = [root * np.eye(A.shape[1])], [root * A.numpy().T], []
     for x, y, w, W, b in tasks:
         x, y, w, W, b = (t.numpy() for t in (x, y, w, W, b))
         share = w / w.sum()
         omega = 1.0 if uniform else 1 / np.linalg.norm((share[:, None] * x).T @ x)
-        scale, target = np.sqrt(omega * share)[:, None], alpha * y + (1 - alpha) * x
+        scale, target = np.sqrt(omega * share)[:, None], ALPHA * y + (1 - ALPHA) * x
         lefts.append(scale * x)
         rights.append(scale * (target @ W.T))
         means.append((np.sqrt(omega), share @ x, b + W @ (share @ target)))

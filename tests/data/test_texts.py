@@ -266,9 +266,7 @@ def test_samples_that_do_not_fit_the_model_are_refused():
     ("positions", "tokens", "length"),
     [(None, None, 512), (64, None, 64), (2048, None, 512), (64, 10, 10), (64, 65, None)],
 )
-def test_texts_have_at_most_the_tokens_asked_for_512_or_the_models_positions(
-    tmp_path, kind, positions, tokens, length
-):
+def test_texts_have_at_most_so_many_tokens(tmp_path, kind, positions, tokens, length):
     kind().save_pretrained(tmp_path)
     takes = ModelInput("text", positions=positions)
     if length is None:

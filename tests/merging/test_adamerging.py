@@ -8,7 +8,7 @@ import tiny
 import torch
 import transformers as tf
 
-from featcal.errors import BadBatches, BadSetting, Diverged
+from featcal.errors import BadBatches, Diverged
 from featcal.merging.merge import merge
 from featcal.merging.methods.answers import Mixture, endless, entropy, entropy_gradients, learn
 from featcal.merging.registry import MergeJob
@@ -17,13 +17,13 @@ from featcal.merging.sources import ModuleSource
 TASKS = ("dtd", "mnist")
 
 
-def head(tasks=TASKS, p=8, classes=5):
+def head(tasks=TASKS):
     """Zero-shot heads of an encoder of width 32."""
     g = tiny.seeded(3)
     tensors = {"logit_scale": torch.tensor(2.0)}
-    tensors["visual_projection"] = torch.randn(p, 32, generator=g)
+    tensors["visual_projection"] = torch.randn(8, 32, generator=g)
     for task in tasks:
-        rows = torch.randn(classes, p, generator=g)
+        rows = torch.randn(5, 8, generator=g)
         tensors[f"head/{task}"] = torch.nn.functional.normalize(rows, dim=-1)
     return tensors
 

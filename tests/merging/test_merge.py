@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import ResNetConfig, ResNetModel
 
 import featcal

@@ -75,9 +75,7 @@ def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(
     assert report["memory"]["clip_b32"] > 0 and report["suite"] == "paper"
 
 
-def test_what_offline_the_cache_lacks_a_small_gpu_and_a_full_disk_are_missing(
-    project, tmp_path, monkeypatch
-):
+def test_models_not_in_the_cache_gpu_memory_and_disk_are_missing(project, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     commit = "1" * 40

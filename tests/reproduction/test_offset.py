@@ -1,7 +1,7 @@
 """The offset per task: experts answer as before, and the merged model is off by what is left."""
 
+import encoders
 import pytest
-import sentences
 import torch
 
 import featcal
@@ -18,7 +18,7 @@ FIRSTS = {"a": 0, "b": TOKENS}
 def made(tmp_path_factory):
     """Base, experts, and all three with offsets of very different size."""
     folder = tmp_path_factory.mktemp("offset")
-    base = sentences.encoder(folder / "base")
+    base = encoders.encoder(folder / "base")
     offsets = {first: torch.full((32,), 0.1 * (first + 1)) for first in FIRSTS.values()}
     moved, plain = {"base": with_offsets(base, folder / "moved", offsets, None)}, {}
     for seed, (task, first) in enumerate(FIRSTS.items(), start=1):
@@ -36,7 +36,7 @@ def made(tmp_path_factory):
 
 def test_an_expert_with_offsets_answers_its_own_task_as_before(made):
     folder, base, plain, moved, _ = made
-    sentences.task(folder / "texts")
+    encoders.task(folder / "texts")
     for task in FIRSTS:
         samples = load_sentences(folder / "texts", "test", base)
         moved_texts = at_positions(FIRSTS, task, samples).batches(None, 7)

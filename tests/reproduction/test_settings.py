@@ -16,15 +16,7 @@ from featcal.settings import Calibration
 from pipeline import ROOT, settings, write_settings
 from reproduction import experiments
 from reproduction.engine.context import load_context
-from reproduction.experiments import (
-    ADAPTERS,
-    STREAMS,
-    Reading,
-    SampleDraw,
-    load_experiments,
-    role_and_pool,
-    study_run,
-)
+from reproduction.experiments import ADAPTERS, STREAMS, Reading, load_experiments, study_run
 from reproduction.prepare.suite import load_suite
 
 POOL = "clip_b32-8"
@@ -158,9 +150,7 @@ def test_a_settings_file_that_is_no_yaml_mapping_or_missing_is_named(tmp_path, n
         ("calibrat", "x", "did you mean 'calibrate'"),
     ],
 )
-def test_a_stage_that_no_experiment_has_is_refused_and_writes_nothing(
-    folder, monkeypatch, capsys, verb, key, said
-):
+def test_a_stage_without_an_experiment_is_refused(folder, monkeypatch, capsys, verb, key, said):
     monkeypatch.chdir(folder)
     assert cli.main(["stage", verb, key]) == cli.MISTAKE
     assert said in capsys.readouterr().err and not (folder / "outputs").exists()
@@ -169,9 +159,7 @@ def test_a_stage_that_no_experiment_has_is_refused_and_writes_nothing(
 @pytest.mark.parametrize(
     ("method", "stream"), [(m, s) for m, s in STREAMS.items() if m in PARAMS["merge"][POOL]]
 )
-def test_a_method_that_looks_at_samples_sees_those_of_its_source_unless_told_otherwise(
-    tmp_path, monkeypatch, method, stream
-):
+def test_a_method_looks_at_the_samples_of_its_source(tmp_path, monkeypatch, method, stream):
     entry = {"smoke": {"samples": 16, "batch": 8}, "mini": None}
     monkeypatch.setattr(experiments, "read_all", lambda _: put(PARAMS, f"{MERGE}/{method}", entry))
     draw = load_experiments(tmp_path / "params.yaml").merge[f"{POOL}-{method}"].draw
@@ -202,7 +190,7 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
     suite, params = load_suite(ROOT, "mini"), settings()
     assert suite.data.strength == choice["strength"]
     for key, mergers in params["merge"].items():
-        role, pool = role_and_pool(key)
+        role, pool = experiments.role_and_pool(key)
         if role in suite.roles:
             scale = choice["scale"][role][str(pool)]
             assert mergers["task_arithmetic"]["mini"]["scale"] == scale, key
@@ -255,7 +243,7 @@ def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
     assert [model.seed for model in models] == [43, 44, 42, 42, 42, 42]
     assert default.settings == Calibration(**GIVEN["featcal"]) and default.reading == Reading()
     assert (default.upstream, default.setting) == ("task_arithmetic", "paper")
-    assert default.draw == SampleDraw(stream="train", samples=256, batch=32, seed=42)
+    assert default.draw == experiments.SampleDraw(stream="train", samples=256, batch=32, seed=42)
     changes = {
         "decoder-start": {"reading": Reading(decoder="start")},
         "tokens-12": {"reading": Reading(tokens=12)},

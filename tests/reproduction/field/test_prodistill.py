@@ -2,9 +2,9 @@
 
 import tiny
 import torch
+from families import FAMILIES
 from tiny import difference, experiment
 from torch.func import functional_call
-from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
 
 import featcal
 from featcal.core import generator
@@ -63,27 +63,17 @@ def test_behind_task_arithmetic_it_is_the_sources_method():
     assert difference(fitted, merged) > 0.01
 
 
-def texts(seed, decoder=False):
-    g = tiny.seeded(seed)
-    ids, mask = torch.randint(3, 90, (4, 7), generator=g), torch.ones(4, 7, dtype=torch.long)
-    mask[:2, 5:] = 0
-    labels = {"labels": torch.randint(3, 90, (4, 5), generator=g)} if decoder else {}
-    return {"input_ids": ids, "attention_mask": mask, **labels}
-
-
 def test_padding_is_not_fitted():
-    base = tiny.make(lambda: BertModel(BertConfig(**tiny.TEXT)))
-    experts, batch = {"a": tiny.shifted(base, 1)}, texts(3)
+    base = tiny.make(FAMILIES["bert"].build)
+    experts, batch = {"a": tiny.shifted(base, 1)}, FAMILIES["bert"].batches(3)[0]
     other = dict(batch, input_ids=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 11))
     first, second = (prodistill(base, base, experts, {"a": [b]}, epochs=2) for b in (batch, other))
     assert difference(first, second) < 1e-9 < difference(first, base)
 
 
 def test_both_stacks_of_t5_come_nearer_to_the_expert():
-    sizes = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_layers": 2, "num_heads": 4}
-    sizes |= {"vocab_size": 97, "decoder_start_token_id": 0}
-    base = tiny.make(lambda: T5ForConditionalGeneration(T5Config(**sizes)))
-    expert, batch = tiny.shifted(base, 1, 0.03), texts(3, decoder=True)
+    base = tiny.make(FAMILIES["t5"].build)
+    expert, batch = tiny.shifted(base, 1, 0.03), FAMILIES["t5"].batches(3)[0]
 
     def away(model):
         arguments = {**batch, "output_hidden_states": True}

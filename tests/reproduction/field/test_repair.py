@@ -15,20 +15,10 @@ from featcal.baselines.corrections import MeanShift
 from featcal.merging.merge import merge
 from featcal.merging.methods.matrices import Interference
 from featcal.models.load import save_model
-from reproduction.field.repair import (
-    all_samples,
-    linears,
-    output_moments,
-    renormalised,
-    svc,
-    svc_matrix,
-)
+from reproduction.field import repair
+from reproduction.field.repair import svc, svc_matrix
 from reproduction.field.swudi import filtered_minimum
 from reproduction.studies.field import FieldStudy, inferred
-
-
-def images(seed):
-    return [{"pixel_values": torch.randn(5, 3, 16, 16, generator=tiny.seeded(seed)).double()}]
 
 
 def plain_moments(model, batch, name):
@@ -49,13 +39,13 @@ def test_repaired_linears_have_the_experts_mean_and_deviation_on_all_tasks_sampl
     experts, base = {"b": tiny.clip(1), "a": tiny.clip(2)}, tiny.clip(0)
     merged = merge("average", base, experts)
     before = {name: p.detach().clone() for name, p in merged.named_parameters()}
-    batch = all_samples({"b": images(1), "a": images(2)})
+    batch = repair.all_samples({"b": tiny.images(1, 5, 5), "a": tiny.images(2, 5, 5)})
     assert len(batch["pixel_values"]) == 10
-    targets = output_moments(experts.values(), batch, "cpu")
-    first = linears(merged)[0]
+    targets = repair.output_moments(experts.values(), batch, "cpu")
+    first = repair.linears(merged)[0]
     mean, deviation = plain_moments(merged, batch, first)
-    repaired = renormalised(merged, targets, batch, out=tmp_path / "out")
-    for name in linears(repaired):
+    repaired = repair.renormalised(merged, targets, batch, out=tmp_path / "out")
+    for name in repair.linears(repaired):
         want = [plain_moments(expert, batch, name) for expert in experts.values()]
         for actual, *moments in zip(plain_moments(repaired, batch, name), *want, strict=True):
             assert torch.allclose(actual, sum(moments) / len(moments), rtol=0, atol=1e-9), name
@@ -74,8 +64,9 @@ def test_padding_counts_nowhere():
     texts = [torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9, 4, 3, 2]])]
     batches = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in texts]
     model = tiny.make(families.FAMILIES["bert"].build, 1)
-    moments = output_moments([model], all_samples({"a": batches[:1], "b": batches[1:]}), "cpu")
-    name, outputs = linears(model)[-1], []
+    batch = repair.all_samples({"a": batches[:1], "b": batches[1:]})
+    moments = repair.output_moments([model], batch, "cpu")
+    name, outputs = repair.linears(model)[-1], []
     model.get_submodule(name).register_forward_hook(lambda m, a, out: outputs.append(out[0]))
     with torch.no_grad():
         for batch in batches:

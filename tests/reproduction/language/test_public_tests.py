@@ -108,9 +108,7 @@ def antlr(folder: Path, version: str) -> Path:
 @pytest.mark.parametrize(
     ("offline", "here", "lacks"), [(False, False, 0), (True, False, 1), (True, True, 0)]
 )
-def test_data_of_nltk_is_lacking_where_the_harness_cannot_fetch_it(
-    monkeypatch, tmp_path, offline, here, lacks
-):
+def test_nltk_data_that_cannot_be_fetched_are_lacking(monkeypatch, tmp_path, offline, here, lacks):
     nltk = pytest.importorskip("nltk")
     monkeypatch.setattr(nltk.data, "path", [*punkt_tab(tmp_path).values()] if here else [])
     monkeypatch.setattr(harness.constants, "HF_HUB_OFFLINE", offline)

@@ -9,8 +9,8 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
+from encoders import encoder, task
 from safetensors.torch import load_file
-from sentences import encoder, task
 from tiny import same_bits
 
 from featcal.errors import Diverged

@@ -8,8 +8,8 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 import torch
+from encoders import dinov2
 from safetensors.torch import load_file
-from vision import dinov2
 
 from featcal.errors import BadFile, MissingPath
 from featcal.models.load import load_model

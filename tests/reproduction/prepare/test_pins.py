@@ -95,9 +95,7 @@ def test_a_repository_without_any_safetensors_is_refused_when_it_is_pinned(pins,
     assert pinning.pinned(pins, DIGITS, "dataset") == "a" * 40
 
 
-def test_without_a_connection_pinned_names_are_taken_as_they_are_and_others_refused(
-    served, pins, tmp_path
-):
+def test_without_a_connection_only_pinned_names_are_taken(served, pins, tmp_path):
     hub, client = served
     for what, name in (("fetch", EXPERT), ("data", DIGITS)):
         client.ask(what, name, pins)

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from sentences import encoder, task
+from encoders import encoder, task
 
 from featcal.errors import BadFile, MissingPath, UnknownKey
 from featcal.evaluation.accuracy import projected_features

@@ -14,13 +14,7 @@ from featcal.data.texts import Sample
 from featcal.models.load import load_model
 from reproduction.experiments import Reading
 from reproduction.prepare import texts as batches_of
-from reproduction.prepare.texts import (
-    TextSource,
-    described_task,
-    plan_of_reading,
-    text_batches,
-    write_text_sources,
-)
+from reproduction.prepare.texts import text_batches
 
 WORDS = "a cat/the dog/ships sail far away/on/one more line/red/two more of them/no".split("/")
 ANSWERS = ("yes", "no", "maybe so", "3.5")
@@ -51,7 +45,7 @@ def read(base, texts, reading, size, tasks=("a", "bb")):
 def calibrated(base, batches, reading):
     model = load_model(base).double()
     experts = {task: shifted(model, 10 + seed) for seed, task in enumerate(batches)}
-    models = {"base": model, "experts": experts, "plan": plan_of_reading(base, reading)}
+    models = {"base": model, "experts": experts, "plan": batches_of.plan_of_reading(base, reading)}
     merged, settings = averaged(list(experts.values())), PAPER.but(norm=False)
     return calibrate(merged, batches=batches, settings=settings, **models)
 
@@ -64,9 +58,7 @@ def padded(batch, extra):
 
 
 @pytest.mark.parametrize(("kind", "reading"), READINGS)
-def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(
-    tmp_path, texts, monkeypatch, kind, reading
-):
+def test_padding_and_batching_change_no_weight(tmp_path, texts, monkeypatch, kind, reading):
     base = folder(tmp_path / kind, kind)
     without_float32(monkeypatch, load_model(base))
     together, alone = (read(base, texts, reading, size) for size in (8, 1))
@@ -121,15 +113,15 @@ def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path):
         (tmp_path / task).mkdir()
         Dataset.from_dict(ROWS[task]).to_parquet(str(tmp_path / task / "test.parquet"))
         fields = {"location": task, "kind": "folder", "paper_name": task, "description": "A task."}
-        source = TextSource(**fields, splits={"test": "test"})
-        write_text_sources(tmp_path, {task: source})
-        described = described_task(tmp_path, task, source)
+        source = batches_of.TextSource(**fields, splits={"test": "test"})
+        batches_of.write_text_sources(tmp_path, {task: source})
+        described = batches_of.described_task(tmp_path, task, source)
         assert described["rows"] == {"test": 1} and described["description"] == "A task."
         assert described["example"]["answer"] == answer and described["example"]["prompt"]
 
 
 def test_of_texts_on_the_hub_nothing_is_fetched(tmp_path):
     fields = {"location": "nyu-mll/glue", "kind": "hub", "paper_name": "CoLA", "config": "cola"}
-    source = TextSource(**fields, splits={"train": "train"}, revision="abc")
-    described = described_task(tmp_path, "cola", source)
+    source = batches_of.TextSource(**fields, splits={"train": "train"}, revision="abc")
+    described = batches_of.described_task(tmp_path, "cola", source)
     assert "rows" not in described and described["location"] == "nyu-mll/glue"

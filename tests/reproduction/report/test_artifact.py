@@ -90,10 +90,7 @@ def entries(data):
     return [(source, setting, entry) for source, item in sources for setting, entry in item.items()]
 
 
-def test_claims_as_data_hold_every_claim_and_the_squares_of_noise_by_source_add_up(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(write_project(tmp_path))
+def test_claims_as_data_hold_every_claim_and_squares_of_noise_by_source_add_up(results):
     data = artifact.claims_as_data("mini")
     assert list(data["claims"]) == [claim.id for claim in claims()]
     listed = entries(data)

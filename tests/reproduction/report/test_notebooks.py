@@ -192,9 +192,7 @@ def test_a_page_has_the_same_bytes_in_a_kernel_and_in_this_process(small, tmp_pa
         assert word not in kernel
 
 
-def test_a_failing_cell_or_a_page_that_is_too_large_leaves_the_old_one_alone(
-    small, tmp_path, monkeypatch
-):
+def test_a_page_that_fails_or_is_too_large_replaces_none(small, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/small.ipynb").write_text("old")
     with without_kernels(), pytest.raises(NameError, match="no_such_name"):

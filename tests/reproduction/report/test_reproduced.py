@@ -53,9 +53,7 @@ def test_a_tolerance_is_rounding_and_two_standard_errors_of_images_and_of_both_s
         assert actual == pytest.approx(0.05 + 2 * (0.04 + variance) ** 0.5)
 
 
-def test_the_printed_tables_reproduce_themselves_and_what_is_moved_differs_by_what_it_was_moved(
-    project,
-):
+def test_printed_tables_reproduce_themselves_but_for_values_that_are_moved(project):
     """Averages are means of printed cells here, which are rounded."""
     write_as_printed(project, "clip_b32", "8", "table01", {("wudi", "featcal", "dtd"): 1.0})
     compared = cells("clip_b32", "8", "table01")

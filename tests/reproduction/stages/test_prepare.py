@@ -1,9 +1,10 @@
 """Stage `prepare` keeps finished experts when it is interrupted."""
 
 import json
+from contextlib import chdir
 
 import pytest
-from smoke_graph import lay_out, working_in
+from smoke_graph import lay_out
 
 from reproduction.stages import prepare
 from reproduction.stages.command import run_stage
@@ -16,7 +17,7 @@ def project(tmp_path_factory):
     """Make a smoke project with its images."""
     work = tmp_path_factory.mktemp("prepare")
     lay_out(work)
-    with working_in(work):
+    with chdir(work):
         run_stage("prepare_data", None)
     return work
 
@@ -37,7 +38,7 @@ def jobs(project, monkeypatch):
                 write_expert(job, *rest)
 
         monkeypatch.setattr(prepare, "write_expert", noted)
-        with working_in(project):
+        with chdir(project):
             if stop is None:
                 run_stage("prepare", key)
             else:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import chdir
 from itertools import product
 
 import numpy as np
@@ -9,16 +10,7 @@ import pytest
 from checkpoints import tensors
 from PIL import Image
 from resolved import entry
-from smoke_graph import (
-    DEPTH,
-    FEW,
-    PAGES,
-    RUN,
-    keep_a_chain,
-    run_smoke_graph,
-    smoke_params,
-    working_in,
-)
+from smoke_graph import DEPTH, FEW, PAGES, RUN, keep_a_chain, run_smoke_graph, smoke_params
 
 from featcal.data.batches import draw_indices
 from pipeline import read_rows, settings, write_settings
@@ -330,7 +322,7 @@ def test_editing_a_ridge_reruns_what_it_must_and_undoing_it_nothing(graph, run_a
     work, target = tmp_path / "work", "gather@scores-clip_b32-8"
     shutil.copytree(graph[0], work)
     keep_a_chain(work)
-    with working_in(work):
+    with chdir(work):
         with Repo() as repo:
             repo.commit(target, with_deps=True, force=True)
         assert run_again(target) == []

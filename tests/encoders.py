@@ -1,4 +1,4 @@
-"""A small sentence encoder of the real class with its tokenizer, and a task of sentences."""
+"""Small encoders of the real classes, of sentences and of pictures, and a task of sentences."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import torch
 import transformers as tf
 from tiny import TEXT
+
+from reproduction.prepare.photos import CONFIG
 
 WORDS = ["red", "green", "blue", "stone", "river", "cloud", "the", "a", "of", "is"]
 CLASSES = ("red", "green", "blue")
@@ -37,4 +39,17 @@ def task(folder: Path, count: int = 60, seed: int = 7) -> Path:
         texts = [" ".join([CLASSES[at], *more]) for at, more in zip(labels, others, strict=True)]
         rows = pa.table({"text": texts, "label": labels.astype(np.int64)})
         pq.write_table(rows, folder / f"{split}.parquet")
+    return folder
+
+
+def dinov2(folder: Path) -> Path:
+    """Dinov2Model with two blocks of 32, layer scales and positions that are drawn."""
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 70}
+    torch.manual_seed(6)
+    model = tf.Dinov2Model(tf.Dinov2Config(**{**CONFIG, **small}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lambda" in name or "position" in name or name.endswith("bias"):
+                parameter.copy_(torch.randn_like(parameter))
+    model.save_pretrained(folder)
     return folder
