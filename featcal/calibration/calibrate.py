@@ -100,9 +100,10 @@ def calibrate(
         auto, kind = settings == "auto", type(settings).__name__
         expected = 'must be "auto" or a featcal.Calibration'
         require(auto or isinstance(settings, Calibration), "settings", kind, expected)
-        choose.check_labels(labels or {}, experts)
+        labels = {} if labels is None else labels
+        choose.check_labels(labels, experts)
         expected = "is for the choice of settings; leave labels or settings out"
-        require(auto or not labels, "labels", ", ".join(labels or ()), expected)
+        require(auto or not labels, "labels", ", ".join(labels), expected)
         fits, expected = isinstance(host_memory, SupportsInt | None), "must be a number of bytes"
         require(fits, "calibrate.host_memory", host_memory, expected)
         if out is not None:
@@ -211,7 +212,7 @@ def best_candidate(
     folder: RunFolder | None,
     few: choose.Parts,
     unseen: choose.Parts,
-    labels: Mapping[str, Tensor] | None,
+    labels: Mapping[str, Tensor],
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
     """Calibrate the candidates on few samples; return choice and merged model's divergence."""
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
@@ -268,7 +269,7 @@ def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) 
 
 
 def check(
-    models: Models, batches: TaskBatches, auto: bool, labels: Mapping[str, Tensor] | None = None
+    models: Models, batches: TaskBatches, auto: bool, labels: Mapping[str, Tensor] = {}
 ) -> None:
     """Check models and batches as `calibrate` does, on a few samples per task, without solving."""
     check_tasks(models.experts, batches)
