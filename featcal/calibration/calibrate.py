@@ -166,7 +166,7 @@ def calibrate(
             reason = f"with all samples {choice.chosen} has no finite solution"
             sentence = f"Kept the merged model: {reason}."
             choice = replace(choice, chosen=choose.MERGED, sentence=sentence, settings=None)
-        if choice and choice.settings and choice.divergence:
+        if choice and choice.settings:
             # where samples are few, the last calibration has seen those that were held out
             unseen = {t: p for t, p in unseen.items() if not (p.chosen & many[t].chosen).any()}
             handles = {choose.FINAL: calibrated_handle(models, student)}
@@ -297,6 +297,5 @@ def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
 
 def calibrated_handle(models: Models, student: Student) -> ModelHandle:
     """Return a calibrated student; a streamed one reads its solved blocks from its folder."""
-    if student.folder is None or isinstance(student.handle, InMemoryModel):
-        return student.handle
-    return models.student_copy(student.folder)
+    in_memory = isinstance(student.handle, InMemoryModel)
+    return student.handle if in_memory else models.student_copy(student.folder)
