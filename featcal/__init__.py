@@ -3,12 +3,6 @@
 The names below are loaded on first use, so importing this package loads no torch.
 """
 
-from __future__ import annotations
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # what is imported here delays the moment from which Ctrl-C is silent
-    from typing import Any
-
 __version__ = "0.1.0"
 
 _MODULES = {
@@ -26,7 +20,7 @@ _MODULES = {
 __all__ = [*_MODULES]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str):  # of any type: importing Any delays Ctrl-C
     if name not in _MODULES:
         raise AttributeError(f"module 'featcal' has no attribute {name!r}")
     from importlib import import_module

@@ -100,9 +100,10 @@ def calibrate(
         auto, kind = settings == "auto", type(settings).__name__
         expected = 'must be "auto" or a featcal.Calibration'
         require(auto or isinstance(settings, Calibration), "settings", kind, expected)
-        choose.check_labels(labels or {}, experts)
+        labels = {} if labels is None else labels
+        choose.check_labels(labels, experts)
         expected = "is for the choice of settings; leave labels or settings out"
-        require(auto or not labels, "labels", ", ".join(labels or ()), expected)
+        require(auto or not labels, "labels", ", ".join(labels), expected)
         fits, expected = isinstance(host_memory, SupportsInt | None), "must be a number of bytes"
         require(fits, "calibrate.host_memory", host_memory, expected)
         if out is not None:
@@ -165,7 +166,7 @@ def calibrate(
             reason = f"with all samples {choice.chosen} has no finite solution"
             sentence = f"Kept the merged model: {reason}."
             choice = replace(choice, chosen=choose.MERGED, sentence=sentence, settings=None)
-        if choice and choice.settings and choice.divergence:
+        if choice and choice.settings:
             # where samples are few, the last calibration has seen those that were held out
             unseen = {t: p for t, p in unseen.items() if not (p.chosen & many[t].chosen).any()}
             handles = {choose.FINAL: calibrated_handle(models, student)}
@@ -211,7 +212,7 @@ def best_candidate(
     folder: RunFolder | None,
     few: choose.Parts,
     unseen: choose.Parts,
-    labels: Mapping[str, Tensor] | None,
+    labels: Mapping[str, Tensor],
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
     """Calibrate the candidates on few samples; return choice and merged model's divergence."""
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
@@ -268,7 +269,7 @@ def sweep_solvable(run: Run, students: Sequence[Student], batches: TaskBatches) 
 
 
 def check(
-    models: Models, batches: TaskBatches, auto: bool, labels: Mapping[str, Tensor] | None = None
+    models: Models, batches: TaskBatches, auto: bool, labels: Mapping[str, Tensor] = {}
 ) -> None:
     """Check models and batches as `calibrate` does, on a few samples per task, without solving."""
     check_tasks(models.experts, batches)
@@ -296,6 +297,5 @@ def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
 
 def calibrated_handle(models: Models, student: Student) -> ModelHandle:
     """Return a calibrated student; a streamed one reads its solved blocks from its folder."""
-    if student.folder is None or isinstance(student.handle, InMemoryModel):
-        return student.handle
-    return models.student_copy(student.folder)
+    in_memory = isinstance(student.handle, InMemoryModel)
+    return student.handle if in_memory else models.student_copy(student.folder)

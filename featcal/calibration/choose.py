@@ -135,7 +135,7 @@ def divergences(
     students: Mapping[str, ModelHandle],
     held_out: TaskBatches,
     seen: TaskBatches,
-    labels: Mapping[str, Tensor] | None = None,
+    labels: Mapping[str, Tensor] = {},
 ) -> dict[str, dict[str, list[float]]]:
     """Return held-out samples' divergence by task and model; `seen` are more, for relations."""
     by_task = dict[str, dict[str, list[float]]]()
@@ -143,7 +143,7 @@ def divergences(
     configs = [getattr(module, "config", None) for module in modules]
     report_labels(map(type, modules), configs, "answers are compared", warn_once)
     for task, samples in held_out.items():
-        expert, classes = models.experts[task], (labels or {}).get(task)
+        expert, classes = models.experts[task], labels.get(task)
         pooling, lacks_head = None, False
         if isinstance(expert, StreamedModel):  # it pools for all models, so that features compare
             pooling = Sentences.or_mean(expert.folder)
@@ -319,12 +319,11 @@ def answers(
                 rows, sizes = of_batches.rows_before_head(model, batch, None)
                 scores = Scores(rows, head)
         if scores is None:
-            head = None
             output = model(**model_call(model, batch))
     hidden = outputs[stack.name]
     mask = of_batches.padding_mask(batch, hidden, stack.mask, model)
     weights = token_weights(plan.rule(stack), "", True, hidden, mask)
-    if head is None:
+    if scores is None:
         counted = hidden.new_ones(hidden.shape[:2], dtype=torch.long) if mask is None else mask
         sizes = torch.ones(len(hidden), dtype=torch.long)
         logits = getattr(output, "logits", None)

@@ -201,8 +201,8 @@ def first_features(
     stack: Stack,
     batches: Batches,
     spool: Spool,
-    source: Stack | None = None,
-    encoder: StudentTeacherFeatures | None = None,  # of `source`, which feeds this stack; consumed
+    source: Stack | None,
+    encoder: StudentTeacherFeatures | None,  # of `source`, which feeds this stack; consumed
 ) -> StudentTeacherFeatures:
     """Return the inputs of a stack's first block in every student and in the teacher."""
     features = StudentTeacherFeatures([SpooledList(spool) for _ in students], SpooledList(spool))
@@ -263,7 +263,7 @@ def advance(block: nn.Module, stack: Stack, track: SpooledList) -> None:
 
 
 def advance_student(
-    block: nn.Module, stack: Stack, features: StudentTeacherFeatures, student: int = 0
+    block: nn.Module, stack: Stack, features: StudentTeacherFeatures, student: int
 ) -> Drift:
     """Move one student's features past a solved block and return their drift from the teacher's."""
     drift, track = Drift(), features.students[student]

@@ -247,8 +247,8 @@ def add_site(
         y = product(x_exp, W.T)  # (n, o)
         y = y + b.to(y.dtype)
     if y is not None and has_gap:
-        shapes = {name: (len(y), o) for name, o in zip(site, widths, strict=True)}
-        parts = [gaps[n].flatten(0, -2) if n in gaps else y.new_zeros(shapes[n]) for n in site]
+        pairs = zip(site, widths, strict=True)
+        parts = [gaps[n].flatten(0, -2) if n in gaps else y.new_zeros(len(y), o) for n, o in pairs]
         gap = torch.cat(parts, dim=1).to(y.dtype)  # (n, o)
         y = y + (alpha * gap if first.blended else gap)
     for sums, w in zip(moments.sites[site], ws, strict=True):

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,11 @@ def scratch_folder(out: Path, work: Path | None = None) -> Path:
     return (work or out.parent) / f".{out.name}.unfinished"
 
 
+def holds_blocks(folder: Path) -> bool:
+    """Return whether solved blocks are below a folder, which may vanish meanwhile."""
+    return bool(glob("**/blocks/*.safetensors", root_dir=folder, recursive=True))
+
+
 class RunFolder(AbstractContextManager["RunFolder"]):
     """Solved blocks in a folder, which its writer removes at the end, or on errors if it has none."""
 
@@ -213,7 +219,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 unfinished.unlink()
 
     def __exit__(self, *error: object) -> None:
-        if self._writes and not any(self.path.rglob("blocks/*.safetensors")):
+        if self._writes and not holds_blocks(self.path):
             self.remove()
 
     def resume(self, fingerprints: Mapping[str, str], wanted: bool = True) -> None:

@@ -122,20 +122,18 @@ def run(
     arguments: Any = {"plan": request.plan, "device": device, "dtype": request.draw.dtype}
     arguments |= {"host_memory": keys.host_memory, "work": keys.work, "resume": keys.resume}
     arguments |= {"base": inputs.base, "settings": request.settings, "out": request.out}
-    if current().first:
 
-        def finish(folder: Path, result: card.Result) -> None:
-            complete(request, draws, folder, result)
-            measure(folder)
+    def finish(folder: Path, result: card.Result) -> None:
+        complete(request, draws, folder, result)
+        measure(folder)
 
-        arguments["_complete"] = finish
     with whole_experts(inputs, scratch_folder(request.out, keys.work), mine) as experts:
         try:
             batches = request.batches({task: draws[task] for task in mine})
             arguments["batches"] = dict.fromkeys(inputs.experts, ()) | batches
             arguments["labels"] = request.labels({task: experts[task] for task in mine})
             arguments |= {"experts": experts, "progress": progress_lines(sweeps * blocks)}
-            result = featcal.calibrate(inputs.merged, **arguments)
+            result = featcal.calibrate(inputs.merged, **arguments, _complete=finish)
         except KeyboardInterrupt:
             note("the same command continues after the last finished block")
             raise

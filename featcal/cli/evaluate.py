@@ -143,7 +143,7 @@ def image_answers(
             expected += "; or name all with --classes" * tasks[task].occurring
             same = images.classes == tasks[task].classes
             require(same, f"{task}: classes", ", ".join(tasks[task].classes), expected)
-            heads[task] = accuracy.class_mean_head(head_model, None, images, sampling.batch)
+            heads[task] = accuracy.class_mean_head(head_model, None, images, sampling.batch, task)
     else:
         tokenizer = load_tokenizer(base)
         expected = f"must hold only words that the tokenizer of {base} knows; use --template"

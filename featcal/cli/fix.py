@@ -17,12 +17,11 @@ from featcal.errors import BadData
 if TYPE_CHECKING:
     from featcal.evaluation.compare import Agreement
 
-HELD_OUT, FEWEST, MOST = 0.25, 4, 64  # share of a task's samples held out, within these bounds
 LEAST = 12  # samples of a task: those held out, and what the choice of settings needs
 ERRORS = 2  # standard errors beyond which a difference counts
 BEFORE, AFTER = "before", "after"
 VERDICTS = {"better": "better", "worse": "worse", "same": "not clearly different"}  # in a sentence
-EPILOG = f"""A quarter of each task's samples ({FEWEST} to {MOST}) is held out and used to compare the
+EPILOG = f"""A quarter of each task's samples (4 to 64) is held out and used to compare the
 model before and after. The others calibrate it, with settings chosen as by featcal calibrate,
 which the model card lists. Each task needs at least {LEAST} samples.
 
@@ -67,11 +66,13 @@ def fix(
         raise BadData("--data", f"{problem}; {listed}", "give more samples, or", way_out)
     if output.recorded_draws(inputs.merged):
         note(f"{inputs.merged} was made with samples: some of those held out may be among them")
+    from featcal.calibration.choose import parts_of
+
     draws, rest = {}, {}
     for task, count in request.counts.items():
-        held_out = min(MOST, max(FEWEST, int(HELD_OUT * count)))
+        *_, held_out = (int(mask.sum()) for mask in parts_of(count))
         draws[task] = request.rest(task, 0, min(options.DEFAULT_SAMPLES, count - held_out))
-        rest[task] = request.rest(task, draws[task].samples, MOST)
+        rest[task] = request.rest(task, draws[task].samples, held_out)
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
         note(f"{task}: {count} samples, {used}")
     unseen = request.batches(rest)

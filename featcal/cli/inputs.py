@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,13 +102,13 @@ def model_folder(named_by: str, name: str, near: Path | None = None, weights: bo
         return Path(snapshot_download(hub["name"], revision=hub["revision"], allow_patterns=files))
 
 
-def named(option: str, pairs: Iterable[str], form: str, find: Callable[..., T]) -> dict[str, T]:
+def named(option: str, pairs: options.Pairs, form: str, find: Callable[..., T]) -> dict[str, T]:
     """Return `find(option, value)` of each `name=value` argument by name, without None."""
     values = options.pairs_by_name(option, pairs, form).items()
     return {name: result for name, value in values if (result := find(option, value)) is not None}
 
 
-def named_data(pairs: Collection[str], collect: MistakeCollector) -> "dict[str, Location]":
+def named_data(pairs: options.Pairs, collect: MistakeCollector) -> "dict[str, Location]":
     """Return the `--data` arguments: files, folders or datasets of the hub."""
     if not pairs:
         return {}
@@ -135,8 +134,8 @@ def read_inputs(
     find = partial(collect, partial(model_folder, weights=weights))
     folder = find(named_by, merged) if merged else None
     origin = find("--base", base) if base else None
-    experts = collect(named, "--expert", expert or (), "NAME=MODEL", find) or {}
-    datasets = named_data(data or (), collect)
+    experts = collect(named, "--expert", expert, "NAME=MODEL", find) or {}
+    datasets = named_data(data, collect)
     adapter_bases: dict[str, Path] = {}
     to_read = recipe or (folder and not (base and expert))
     names = collect(names_in, folder, recipe) if to_read else None
@@ -211,12 +210,12 @@ def read_compared(
 
 def names_in(folder: Path | None, recipe: Path | None = None) -> Recipe | None:
     """Return base and experts as the recipe names them, else as the folder records them."""
-    record = read_record(folder) if folder and not recipe else {}
-    if folder and isinstance(record.get("experts"), dict) and "base" in record:
-        experts = {task: (model,) for task, model in record["experts"].items()}
-        return Recipe(folder / RECORD, record["base"], experts)
-    file = recipe or (recipe_in(folder) if folder else None)
-    return read_recipe(file) if file else None
+    if folder and not recipe:
+        record, recipe = read_record(folder), recipe_in(folder)
+        if "experts" in record and "base" in record:
+            experts = {task: (model,) for task, model in record["experts"].items()}
+            return Recipe(folder / RECORD, record["base"], experts)
+    return read_recipe(recipe) if recipe else None
 
 
 def records_models(folder: Path) -> bool:
@@ -359,6 +358,7 @@ def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator
 
     They are removed afterwards, unless `work` holds finished blocks of a run that can continue.
     """
+    from featcal.calibration.scratch import holds_blocks
     from featcal.models.lora import dense_folder
 
     numbered = enumerate(inputs.adapter_bases)  # a name may hold a slash
@@ -369,7 +369,7 @@ def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator
             dense_folder(inputs.adapter_bases[name], inputs.experts[name], folder)
         yield {**inputs.experts, **dense}
     finally:
-        if dense and not glob("**/blocks/*", root_dir=work, recursive=True):  # it may vanish
+        if dense and not holds_blocks(work):
             for folder in dense.values():
                 shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another process needs it

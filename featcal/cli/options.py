@@ -133,7 +133,7 @@ def read_set(pairs: Pairs, command: str, *defaults: S) -> tuple[Any, ...]:
     """Return the settings changed by --set. Raises: BadSetting; UnknownKey with the nearest key."""
     values: dict[str, Any] = {}
     fields = {key: field for group in defaults for key, field in type(group).model_fields.items()}
-    for key, text in pairs_by_name("--set", pairs or (), "KEY=VALUE", "residual=1.0").items():
+    for key, text in pairs_by_name("--set", pairs, "KEY=VALUE", "residual=1.0").items():
         if key not in fields:
             raise UnknownKey("--set", key, fields)
         annotation = str(fields[key].annotation)
@@ -166,11 +166,11 @@ def yaml_scalar(text: str) -> Any:
 
 
 def pairs_by_name(
-    option: str, pairs: Iterable[str], form: str, example: str = "mnist=path/to/it"
+    option: str, pairs: Pairs, form: str, example: str = "mnist=path/to/it"
 ) -> dict[str, str]:
     """Return `name=value` arguments as a dictionary."""
     values: dict[str, str] = {}
-    for pair in pairs:
+    for pair in pairs or ():
         name, _, value = pair.partition("=")
         expected = f"must be {form}, for example {option} {example}"
         require(bool(name and value), option, pair, expected)
@@ -181,7 +181,7 @@ def pairs_by_name(
 
 def classes_named(pairs: Pairs, tasks: Iterable[str]) -> dict[str, list[str]]:
     """Return the `--classes` arguments by task."""
-    given = pairs_by_name("--classes", pairs or (), "NAME=A,B,...", "reviews=bad,good")
+    given = pairs_by_name("--classes", pairs, "NAME=A,B,...", "reviews=bad,good")
     classes = {task: [*map(str.strip, names.split(","))] for task, names in given.items()}
     for task, names in classes.items():
         require(task in tasks, "--classes", task, f"must name a task of --data: {', '.join(tasks)}")
@@ -192,7 +192,7 @@ def classes_named(pairs: Pairs, tasks: Iterable[str]) -> dict[str, list[str]]:
 
 def columns_named(pairs: Pairs) -> dict[str, str]:
     """Return the `--column` arguments."""
-    columns = pairs_by_name("--column", pairs or (), "KEY=COLUMN", "text=question")
+    columns = pairs_by_name("--column", pairs, "KEY=COLUMN", "text=question")
     keys = ("text", "prompt", "completion", "input", "target", "messages", "image", "label")
     for key in columns:
         require(key in keys, "--column", key, f"must begin with one of {', '.join(keys)}")

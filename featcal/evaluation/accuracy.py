@@ -80,14 +80,14 @@ def zero_shot_head(
 
 
 def class_mean_head(
-    vision: nn.Module, projection: Tensor | None, images: Samples, batch: int = 250
+    vision: nn.Module, projection: Tensor | None, images: Samples, batch: int = 250, task: str = ""
 ) -> Tensor:
     """Return the mean of the base's unit features of every class, normalised again, (K, p)."""
     labels = torch.as_tensor(images.labels)
     counts = torch.bincount(labels, minlength=len(images.classes))
     if not counts.all():
         problem = f"class {images.classes[int(counts.argmin())]!r} has no image in this split"
-        raise BadData("class means", problem, "drop the class or add images of it")
+        raise BadData(task or "class means", problem, "drop the class or add images of it")
     parts = []
     for inputs in images.batches(None, batch):
         parts.append(unit_length(projected_features(vision, projection, inputs)).cpu())
@@ -197,7 +197,10 @@ def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) ->
         elif method == "likelihood":
             scores = likelihoods(texts, data, templates[0])
         else:
-            scores = similarities(texts, data, templates)
+            prompts = prompts_of(data.classes, templates)
+            heads = vectors(texts, prompts).reshape(len(data.classes), len(templates), -1).mean(1)
+            lines = [sample.text for sample in data.samples]
+            scores = vectors(texts, lines) @ normalize(heads, dim=-1).T
     if not torch.isfinite(scores).all():
         raise NotFinite("model", "its answers")
     return scores.argmax(-1) == torch.tensor(labels)
@@ -220,13 +223,6 @@ def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
         problem = f"its labels are {data_names}, but the model's are {model_names}"
         raise BadData(data.origin, problem, way_out)
     return list(data.labels)
-
-
-def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
-    """Return the cosine of every text's vector and every label's, (n, K)."""
-    prompts = prompts_of(data.classes, templates)
-    heads = vectors(texts, prompts).reshape(len(data.classes), len(templates), -1).mean(1)  # (K, p)
-    return vectors(texts, [sample.text for sample in data.samples]) @ normalize(heads, dim=-1).T
 
 
 def vectors(texts: TextModel, lines: Sequence[str]) -> Tensor:

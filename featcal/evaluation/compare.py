@@ -90,7 +90,8 @@ def compare(
         family or shape; BadFile and others for folders that cannot be opened.
     """
     check_tasks(experts, batches)
-    choose.check_labels(labels or {}, experts)
+    labels = {} if labels is None else labels
+    choose.check_labels(labels, experts)
     check_named(models, "compare.models")
     require(dtype in FLOATS, "compare.dtype", str(dtype), "must be a type such as torch.float32")
     target, given = torch_device(device), (*models.values(), *experts.values())
@@ -119,8 +120,9 @@ def compare(
         streamed.require_same_configs(configs)
         streamed.require_same_tensors({n: blocks_alone(m) for n, m in modules.items()})
         with exact_products(), evaluation_mode([*modules.values()]):
-            classes = (labels or {}).get(task)
-            agreements += task_agreements(task, tested, expert, batches[task], plan, classes)
+            agreements += task_agreements(
+                task, tested, expert, batches[task], plan, labels.get(task)
+            )
     streamed.report_labels(kinds.values(), configs.values(), "answers are compared", warn_once)
     return agreements
 

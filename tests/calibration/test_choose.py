@@ -203,7 +203,7 @@ def test_similarities_to_given_classes_take_the_place_of_relations(few):
     expected = (q.exp() * (q - p)).sum(1).mean()
     assert divergence["merged"]["a"] == pytest.approx(float(expected), rel=1e-4)
     by_task = [{"a": classes[:, 1:]}, {"a": classes[:1]}, {"a": ["cat", "dog"]}, {"b": classes}]
-    for wrong in (["cat", "dog"], *by_task):
+    for wrong in (["cat", "dog"], classes, *by_task):
         with pytest.raises(FeatCalError, match="labels"):
             calibrate(**given, labels=wrong)
     with pytest.raises(FeatCalError, match="labels"):

@@ -82,7 +82,7 @@ OTHERS = {  # its norms are of a kind that cannot be solved; its head is not cal
 def test_a_check_ends_as_the_calibration_does(name):
     def checked(batches, settings, labels=None, **models):
         opened = open_models(**models, plan=None, settings=settings)
-        check(opened, batches, settings == "auto", labels)
+        check(opened, batches, settings == "auto", labels or {})
 
     given = experiment((FAMILIES | MIXTURES | OTHERS)[name], torch.float32)
     if name in OTHERS:  # enough samples for auto
