@@ -5,6 +5,7 @@ To add a family, add one entry to `KNOWN`; plans of other classes are inferred."
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -78,7 +79,7 @@ class BlockPlan:
             problem = f"the last stack, {stacks[-1].name!r}, feeds {feeds!r}, but no stack follows"
             raise BadPlan("BlockPlan", problem)
         checked = [stacks[0]]
-        for stack, fed in zip(stacks, stacks[1:], strict=False):
+        for stack, fed in pairwise(stacks):
             if stack.feeds and not (stack.entry and fed.entry):
                 problem = f"{stack.name!r} feeds {fed.name!r}, so both need their entry"
                 raise BadPlan("BlockPlan", problem)
