@@ -79,10 +79,8 @@ def test_token_tables_are_averaged(family):
 
 
 def test_nan_stops_with_the_matrix_and_the_step():
-    for step, factor in ((1, 1.0), (0, float("inf"))):  # with inf, inf - inf
-        problem = Interference.of([factor * vector for vector in matrices()])
-        with pytest.raises(Diverged, match=f"fc1.weight: .*not finite at step {step}"):
-            minimize(problem, 5, 1e200, "fc1.weight")
+    with pytest.raises(Diverged, match="fc1.weight: .*not finite at step 1"):
+        minimize(Interference.of(matrices(1, 2, 12)), 5, 1e200, "fc1.weight")
 
 
 @pytest.mark.parametrize("method", ["wudi_closed_form", "iso_cts", "breadcrumbs"])
