@@ -1,7 +1,6 @@
 """AdaMerging: entropy and first step by hand, gradient by differences, start, clamping, streams."""
 
 import math
-from itertools import islice
 
 import pytest
 import tiny
@@ -155,8 +154,8 @@ def test_batches_repeat_and_an_iterable_that_shuffles_is_iterated_anew():
             return iter(rounds.pop(0))
 
     stream = endless("mnist", Shuffled(), tiny.clip())
-    drawn = [batch for _, batch in islice(stream, 4)]
-    assert all(batch is batches[i] for batch, i in zip(drawn, (0, 1, 1, 0), strict=True))
+    for i in (0, 1, 1, 0):
+        assert next(stream)[1] is batches[i]
     with pytest.raises(BadBatches, match="empty"):
         next(stream)
 
