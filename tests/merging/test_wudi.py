@@ -80,7 +80,7 @@ def test_token_tables_are_averaged(family):
 
 def test_nan_stops_with_the_matrix_and_the_step():
     with pytest.raises(Diverged, match="fc1.weight: .*not finite at step 1"):
-        minimize(Interference.of(matrices(1, 2, 12)), 5, 1e200, "fc1.weight")
+        minimize(Interference.of(matrices(2, 2, 12)), 5, 1e200, "fc1.weight")
 
 
 @pytest.mark.parametrize("method", ["wudi_closed_form", "iso_cts", "breadcrumbs"])
