@@ -7,6 +7,7 @@ Legend: n tokens · d inputs · o outputs · w token weights.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import nan, sqrt
 
 import torch
@@ -25,11 +26,10 @@ EXPECTED_RULE = "must be a function (module, last block?, (batch, tokens)) -> we
 EXPECTED_RULE += ", finite and at least 0"
 
 
-def stripes(d: int, on_gpu: bool = False) -> Iterator[tuple[int, int]]:
+def stripes(d: int, on_gpu: bool) -> Iterator[tuple[int, int]]:
     """Return the first row of each stripe of a (d, d) matrix, and the row after its last."""
     count = max(1, min(MOST_STRIPES, d // (STRIPE_ON_GPU if on_gpu else STRIPE)))
-    edges = [d * i // count for i in range(count + 1)]
-    return zip(edges, edges[1:], strict=False)
+    return pairwise(d * i // count for i in range(count + 1))
 
 
 def add_gram(G: Tensor, x: Tensor) -> None:

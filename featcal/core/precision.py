@@ -4,7 +4,7 @@ At λ = 1e-5 the Gram matrix's condition number is near 1e6: float32 sums would 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -40,25 +40,21 @@ def exact_products() -> Iterator[None]:
     if hasattr(cuda.matmul, "fp32_precision"):  # since torch 2.9, in place of the older ones
         parts = cuda.matmul, mkldnn.matmul, mkldnn.conv, cudnn.conv, cudnn.rnn
         exact += [(part, "fp32_precision", "ieee") for part in parts]
-    before: list[tuple[Any, str, Any]] = []
     older = "highest"
     with suppress(RuntimeError):  # torch refuses to read older ones where newer ones differ
         older = torch.get_float32_matmul_precision()
-    for part, name, _ in exact:
-        with suppress(RuntimeError):
-            before.append((part, name, getattr(part, name)))
     cpu, gpu = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
     on_cpu = torch.get_default_device().type == "cpu"  # a caller's other one is not for our sums
     device = nullcontext() if on_cpu else torch.device("cpu")
     grads = torch.is_grad_enabled()  # inference_mode(False) alone turns them on
     eager = torch.compiler.set_stance("force_eager")  # compiled modules lose what hooks note
-    try:
+    with ExitStack() as restored:  # from the last callback to the first
+        for part, name, _ in reversed(exact):
+            with suppress(RuntimeError):
+                restored.callback(setattr, part, name, getattr(part, name))
+        restored.callback(torch.set_float32_matmul_precision, older)
         torch.set_float32_matmul_precision("highest")
         for part, name, value in exact:
             setattr(part, name, value)
         with cpu, gpu, device, eager, torch.inference_mode(False), torch.set_grad_enabled(grads):
             yield
-    finally:
-        torch.set_float32_matmul_precision(older)
-        for part, name, value in before:
-            setattr(part, name, value)

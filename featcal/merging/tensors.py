@@ -3,7 +3,6 @@
 Sums run in float64: the mean of equal experts is exact. Names and shapes show which are matrices.
 """
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -53,34 +52,25 @@ def vector_pieces(job: MergeJob, *names: str) -> Iterator[list[Tensor]]:
 def in_pieces(job: MergeJob, rule: Callable[[list[Tensor]], Tensor]) -> NamedTensors:
     """Yield `rule(vectors)` of every tensor in float64, computed on flat pieces."""
     for name in job.names:
-        shape = job.base[name].shape
-        merged = torch.empty(math.prod(shape), dtype=torch.float64, device=job.device)
-        for piece, vectors in zip(merged.split(PIECE), vector_pieces(job, name), strict=True):
-            piece.copy_(rule(vectors))
-        yield name, merged.reshape(shape)
-
-
-def magnitudes(job: MergeJob) -> Iterator[list[Tensor]]:
-    """Yield |τᵢ| of every expert over all tensors, piece by piece."""
-    return ([vector.abs() for vector in vectors] for vectors in vector_pieces(job, *job.names))
+        merged = torch.cat([rule(vectors) for vectors in vector_pieces(job, name)])
+        yield name, merged.reshape(job.base[name].shape)
 
 
 def kth_smallest(
     read: Callable[[], Iterator[Sequence[Tensor]]], wanted: Sequence[tuple[int, int]]
 ) -> list[float]:
-    """Return the exact k-th smallest value (from 1; 0 for k = 0) of a stream for each (stream, k).
+    """Return the exact k-th smallest magnitude (from 1; 0 for k = 0) in a stream, per (stream, k).
 
     The bits of positive doubles sort as their values do. Each of four readings counts the values
     that share the known leading bits by their next 16 bits.
-    read: yields the next values of every stream: flat, float64, finite, ≥ 0.
+    read: yields the next values of every stream: flat, float64, finite.
     """
     ranks, prefixes = [k for _, k in wanted], [0] * len(wanted)
     for shift in (48, 32, 16, 0):
         counts = torch.zeros(len(wanted), 1 << 16, dtype=torch.int64)
         for values in read():
             for i, (stream, _) in enumerate(wanted):
-                # −0.0 becomes 0.0, whose sign bit is not set
-                bits = (values[stream] + 0.0).view(torch.int64) >> shift
+                bits = values[stream].abs().view(torch.int64) >> shift
                 following = bits[bits >> 16 == prefixes[i]] & 0xFFFF
                 counts[i] += torch.bincount(following, minlength=1 << 16).cpu()
         reached = counts.cumsum(1)

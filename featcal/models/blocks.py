@@ -116,7 +116,7 @@ def first_inputs(
     """Return the hidden states that reach a stack's first block, and its other arguments by name.
 
     The model's own forward stops at that block; with `mixed`, at the last one, while blocks pass
-    their input on. `fed` replaces running `source`, which feeds this stack. Raises: BadPlan.
+    their input on. `fed` replaces running `source`, where one feeds this stack. Raises: BadPlan.
     """
     calls, arrived = list[dict[str, Any]](), list[bool]()
     blocks, name = blocks_of(model, stack), type(model).__name__
@@ -129,7 +129,7 @@ def first_inputs(
 
     handles = [block.register_forward_pre_hook(stop, with_kwargs=True) for block in blocks[:wanted]]
     forwards: list[Any] = [(b, lambda *x, **y: (*x, *y.values())[0]) for b in blocks[: wanted - 1]]
-    if source is not None and fed is not None:
+    if source is not None:
         feeds, output = source.feeds, BaseModelOutput(last_hidden_state=fed)
 
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ def first_inputs(
         handles.append(entry.register_forward_pre_hook(note, with_kwargs=True))
     with suppress(StopForward), hooked(handles), replaced_forwards(forwards):
         model(**model_call(model, batch))
-    if source is not None and fed is not None and not (arrived and all(arrived)):
+    if source is not None and not (arrived and all(arrived)):
         handed = f"what {source.entry!r} puts out as {source.feeds!r}"
         raise BadPlan(name, f"{stack.entry!r} does not receive {handed}")
     if len(calls) < wanted:

@@ -273,9 +273,7 @@ class ShardWriter:
 
 
 @contextmanager
-def shard_writer(
-    folder: str | Path, limit: int = LIMIT, needed: int | None = None
-) -> Iterator[ShardWriter]:
+def shard_writer(folder: str | Path, needed: int | None = None) -> Iterator[ShardWriter]:
     """Write a folder of shards: `with shard_writer(folder) as writer: writer.write(name, tensor)`.
 
     The folder appears complete at the end, or not at all. Raises: BadFile, DiskFull.
@@ -284,7 +282,7 @@ def shard_writer(
     with atomic_folder(folder, needed) as hidden:
         yield (writer := ShardWriter(hidden))
         tensors = {name: tensor for name, (tensor, _) in sorted(writer.tensors.items())}
-        split = split_torch_state_dict_into_shards(tensors, max_shard_size=limit)
+        split = split_torch_state_dict_into_shards(tensors, max_shard_size=LIMIT)
         for file, names in split.filename_to_tensors.items():
             _write_safetensors(hidden / file, {name: writer.tensors[name] for name in names})
         if split.is_sharded:
@@ -313,12 +311,10 @@ def _write_safetensors(path: Path, tensors: dict[str, tuple[Tensor, Path]]) -> N
             file.unlink()  # so that the disk never holds the model twice
 
 
-def save_model(
-    module: nn.Module, folder: str | Path, like: str | Path | None = None, limit: int = LIMIT
-) -> Path:
+def save_model(module: nn.Module, folder: str | Path, like: str | Path | None = None) -> Path:
     """Write config.json and safetensors, and copy the other files of the folder `like`."""
     state = untied(module)
-    with shard_writer(folder, limit, sum(tensor.nbytes for tensor in state.values())) as writer:
+    with shard_writer(folder, sum(tensor.nbytes for tensor in state.values())) as writer:
         write_config(module.config, type(module).__name__, writer.folder, like or module)
         for name, tensor in state.items():
             writer.write(name, tensor)

@@ -5,6 +5,7 @@ To add a family, add one entry to `KNOWN`; plans of other classes are inferred."
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -78,7 +79,7 @@ class BlockPlan:
             problem = f"the last stack, {stacks[-1].name!r}, feeds {feeds!r}, but no stack follows"
             raise BadPlan("BlockPlan", problem)
         checked = [stacks[0]]
-        for stack, fed in zip(stacks, stacks[1:], strict=False):
+        for stack, fed in pairwise(stacks):
             if stack.feeds and not (stack.entry and fed.entry):
                 problem = f"{stack.name!r} feeds {fed.name!r}, so both need their entry"
                 raise BadPlan("BlockPlan", problem)
@@ -140,8 +141,6 @@ def infer_plan(model: nn.Module) -> BlockPlan:
 
 # neither tower feeds the other, and the attention mask belongs to the text
 TOWER, TEXT = "vision_model.encoder.layers", Stack("text", "text_model.encoder.layers")
-CLIP = BlockPlan(Stack("vision", TOWER, mask="", token_rule=class_token_last), TEXT)
-SIGLIP = BlockPlan(Stack("vision", TOWER, mask=""), TEXT)
 SIGLIP2 = Stack("vision", TOWER, mask="pixel_attention_mask")  # pictures of many shapes are padded
 
 
@@ -171,8 +170,6 @@ def class_token(blocks: str) -> BlockPlan:
 
 T5_ENCODER = BlockPlan(Stack("encoder", "encoder.block", carry={1: "position_bias"}))
 T5_TAGGER = BlockPlan(replace(T5_ENCODER.stacks[0], blocks="transformer.encoder.block"))
-T5, T5_CLASSIFIER = t5(), t5("transformer.")
-UMT5 = t5(biases=False)  # every block has its own
 NORMED = ("Pegasus", "MBart", "M2M100")  # like BART, with a norm after the encoder
 
 KNOWN = {
@@ -180,18 +177,19 @@ KNOWN = {
     "CLIPVisionModelWithProjection": class_token("vision_model.encoder.layers"),
     "CLIPTextModel": BlockPlan(Stack("text", "encoder.layers")),
     "CLIPTextModelWithProjection": BlockPlan(TEXT),
-    "CLIPModel": CLIP,
+    "CLIPModel": BlockPlan(Stack("vision", TOWER, mask="", token_rule=class_token_last), TEXT),
     **dict.fromkeys(("T5EncoderModel", "MT5EncoderModel"), T5_ENCODER),
-    **{f"{n}{end}": T5 for n in ("T5", "MT5") for end in ("Model", "ForConditionalGeneration")},
-    **{f"{name}ForSequenceClassification": T5_CLASSIFIER for name in ("T5", "MT5")},
+    **{f"{n}{end}": t5() for n in ("T5", "MT5") for end in ("Model", "ForConditionalGeneration")},
+    **{f"{name}ForSequenceClassification": t5("transformer.") for name in ("T5", "MT5")},
     **{f"{name}ForTokenClassification": T5_TAGGER for name in ("T5", "MT5")},
     "UMT5EncoderModel": BlockPlan(Stack("encoder", "encoder.block")),
-    **dict.fromkeys(("UMT5Model", "UMT5ForConditionalGeneration"), UMT5),
+    # every block has its own biases
+    **dict.fromkeys(("UMT5Model", "UMT5ForConditionalGeneration"), t5(biases=False)),
     **dict.fromkeys(("BartModel", "MarianModel"), bart("")),
     **dict.fromkeys(("BartForConditionalGeneration", "MarianMTModel"), bart()),
     **{f"{name}Model": bart("", norm=True) for name in NORMED},
     **{f"{name}ForConditionalGeneration": bart(norm=True) for name in NORMED},
-    "SiglipModel": SIGLIP,
+    "SiglipModel": BlockPlan(Stack("vision", TOWER, mask=""), TEXT),
     "Siglip2Model": BlockPlan(SIGLIP2, TEXT),
     "Siglip2ForImageClassification": BlockPlan(SIGLIP2),
     "Siglip2VisionModel": BlockPlan(replace(SIGLIP2, blocks="encoder.layers")),

@@ -57,10 +57,10 @@ class InMemoryModel:
         """Provide the model."""
         return nullcontext(self.module)
 
-    def check_finite(self, label: str = "") -> None:
+    def check_finite(self, label: str) -> None:
         """Raise NotFinite or BadData unless all parameters hold finite floating-point values."""
         for name, parameter in self.module.named_parameters():
-            check_tensor(label or type(self.module).__name__, name, parameter)
+            check_tensor(label, name, parameter)
 
 
 class StreamedModel(ModelFolder):
@@ -108,7 +108,7 @@ class StreamedModel(ModelFolder):
             if isinstance(part, nn.ModuleList) and not nested:
                 self._lists.append(dotted)
 
-    def check_finite(self, label: str = "") -> None:
+    def check_finite(self, label: str) -> None:
         """Read every tensor once. Raises: NotFinite naming file and tensor."""
         self.files.check_finite()
 

@@ -105,8 +105,7 @@ def test_values_that_no_model_can_use_are_not_written(tmp_path, method, settings
 
 
 def flat(module):
-    state = sorted(module.state_dict().items())
-    return np.concatenate([t.double().numpy().ravel() for _, t in state])
+    return np.concatenate([t.double().numpy().ravel() for t in module.state_dict().values()])
 
 
 def by_flattening(base, experts, density, scale, combine):

@@ -15,8 +15,7 @@ from featcal import BlockPlan, Stack, calibrate, merge
 from featcal.errors import BadCapture, BadFile, BadPlan, BadSetting
 from featcal.models import blocks as run
 from featcal.models.modules import is_linear
-from featcal.models.plan import KNOWN, blocks_of, infer_plan, plan_for
-from featcal.models.plan import T5 as T5_PLAN
+from featcal.models.plan import KNOWN, blocks_of, infer_plan, plan_for, t5
 
 
 def test_a_given_plan_wins_over_the_known_one_and_that_over_the_inferred_one():
@@ -145,7 +144,7 @@ def test_unreached_first_block_is_an_error():
         run.first_inputs(model, Stack("more", "more"), {"x": NUMBERS.float()})
 
 
-ENCODER, DECODER = T5_PLAN.stacks
+ENCODER, DECODER = t5().stacks
 WRONG = Stack("encoder", "encoder.block", "encoder", "", ENCODER.carry, feeds="states")
 
 

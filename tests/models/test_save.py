@@ -6,7 +6,7 @@ import os
 import signal
 from multiprocessing import get_context
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import checkpoints
 import peft
@@ -36,8 +36,8 @@ TENSORS = {
 }
 
 
-def written(folder, state=TENSORS, **options):
-    with load.shard_writer(folder, **options) as shards:
+def written(folder, state=TENSORS, limit=load.LIMIT):
+    with patch.object(load, "LIMIT", limit), load.shard_writer(folder) as shards:
         for name, tensor in state.items():
             shards.write(name, tensor)
     return folder

@@ -114,9 +114,9 @@ class Mixture:
 
 def endless(task: str, batches: Batches, model: nn.Module) -> Iterator[tuple[int, Batch]]:
     """Yield numbered batches forever; an iterable that shuffles does so in every round."""
-    number = -1
     rounds = [cycle(lasting(batches))] if isinstance(batches, Iterator) else cycle([batches])
     for shuffled in rounds:
+        number = -1
         for number, batch in enumerate(shuffled):
             of_batches.check_batch(task, number, batch, model)
             yield number, batch

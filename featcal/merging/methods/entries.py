@@ -23,7 +23,7 @@ from torch import Tensor
 from featcal.core import generator
 from featcal.merging import tensors
 from featcal.merging.registry import MergeJob, NamedTensors, method
-from featcal.merging.tensors import in_pieces, kth_smallest, magnitudes, task_vectors, tensor_sum
+from featcal.merging.tensors import in_pieces, kth_smallest, task_vectors, tensor_sum, vector_pieces
 from featcal.settings import Fraction, PositiveFraction, require
 
 OUTLIERS = 1e-4  # share of an expert's entries at either end whose magnitudes are clamped
@@ -131,14 +131,14 @@ def ties(
     entries = sum(math.prod(job.base[name].shape) for name in job.names)
     rank = entries - int(entries * density)
     job.progress("ties: magnitudes")
-    cuts = kth_smallest(lambda: magnitudes(job), [(i, rank) for i in range(len(job.experts))])
+    pieces = partial(vector_pieces, job, *job.names)
+    cuts = kth_smallest(pieces, [(i, rank) for i in range(len(job.experts))])
     job.record["cuts"] = dict(zip(job.experts, cuts, strict=True))
 
     @cache
     def majority() -> float:
         """Return the sign of the sum of all entries' signs over the whole model."""
-        pieces = tensors.vector_pieces(job, *job.names)
-        total = sum(float(tensor_sum(trim(vectors, cuts)).sign().sum()) for vectors in pieces)
+        total = sum(float(tensor_sum(trim(vectors, cuts)).sign().sum()) for vectors in pieces())
         return float((total > 0) - (total < 0))
 
     yield from in_pieces(job, lambda vectors: ties_tensor(vectors, cuts, combine, majority))
@@ -210,7 +210,8 @@ def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
     count, entries = len(job.experts), sum(math.prod(job.base[name].shape) for name in job.names)
     job.progress("pcb: magnitudes")
     ends = sorted((int(entries * OUTLIERS) + 1, max(1, int(entries * (1 - OUTLIERS)))))
-    bounds = kth_smallest(lambda: magnitudes(job), [(i, k) for i in range(count) for k in ends])
+    pieces = partial(vector_pieces, job, *job.names)
+    bounds = kth_smallest(pieces, [(i, k) for i in range(count) for k in ends])
     spans = list(zip(bounds[::2], bounds[1::2], strict=True))
 
     job.progress("pcb: balance")
@@ -219,7 +220,7 @@ def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
 
     def balances() -> Iterator[list[Tensor]]:
         """Yield β of every expert; 0 where it opposes the sum, as such entries never win."""
-        for vectors in tensors.vector_pieces(job, *job.names):
+        for vectors in pieces():
             total, betas = tensor_sum(vectors), []
             for i, (vector, span) in enumerate(zip(vectors, spans, strict=True)):
                 betas.append(balance(vector, total, span, count).clamp_min(0))

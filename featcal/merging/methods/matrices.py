@@ -132,9 +132,11 @@ class Interference:
                 G, R, c = G + gram, R + vector @ gram, c + float(gram.square().sum() * size)
         return cls(G, R, c, tensors.tensor_sum(vectors))
 
-    def loss(self, tau: Tensor) -> float:
-        """Return L(τ), at least 0."""
-        return max(0.0, float((tau * (tau @ self.G - 2 * self.R)).sum()) + self.c)
+    def loss(self, tau: Tensor) -> tuple[float, Tensor]:
+        """Return L(τ), at least 0 but for NaN, and its gradient (o, d)."""
+        product = tau @ self.G  # (o, d)
+        inner = float((tau * (product - 2 * self.R)).sum(dtype=torch.float64))
+        return max(inner + self.c, 0.0), 2 * (product - self.R)  # max(0.0, NaN) is 0
 
     def minimum(self, rtol: float | None = None) -> Tensor:
         """Return τ* = R G⁺; eigenvalues of G below rtol times its largest count as 0."""
@@ -147,14 +149,12 @@ def minimize(problem: Interference, steps: int, rate: float, of: str) -> tuple[T
     adam = torch.optim.Adam([tau], lr=rate)
     losses = []
     for step in range(steps + 1):
-        product = tau @ problem.G  # (o, d)
-        inner = float((tau * (product - 2 * problem.R)).sum(dtype=torch.float64))
-        losses.append(max(0.0, inner + problem.c))
-        if not losses[-1] < float("inf"):
+        loss, tau.grad = problem.loss(tau)
+        losses.append(loss)
+        if not loss < float("inf"):
             look = "overflowing values in the experts"
             raise Diverged(f"wudi: {of}", step, "merge.rate", rate, look)
         if step < steps:
-            tau.grad = 2 * (product - problem.R)
             adam.step()
     # from a start that is the minimum, Adam can only climb
     return (tau if losses[-1] <= losses[0] else problem.start), losses
@@ -192,7 +192,7 @@ def wudi(
         problem = Interference.of(vectors)
         if closed:
             tau = problem.minimum(rtol)
-            losses = [problem.loss(problem.start), problem.loss(tau)]
+            losses = [problem.loss(problem.start)[0], problem.loss(tau)[0]]
         else:  # in float32 unless the model has more precision
             dtype = torch.float64 if job.base[names[0]].dtype == torch.float64 else torch.float32
             G, R, start = (part.to(dtype) for part in (problem.G, problem.R, problem.start))
