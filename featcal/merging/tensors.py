@@ -3,6 +3,7 @@
 Sums run in float64: the mean of equal experts is exact. Names and shapes show which are matrices.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -52,8 +53,11 @@ def vector_pieces(job: MergeJob, *names: str) -> Iterator[list[Tensor]]:
 def in_pieces(job: MergeJob, rule: Callable[[list[Tensor]], Tensor]) -> NamedTensors:
     """Yield `rule(vectors)` of every tensor in float64, computed on flat pieces."""
     for name in job.names:
-        merged = torch.cat([rule(vectors) for vectors in vector_pieces(job, name)])
-        yield name, merged.reshape(job.base[name].shape)
+        shape = job.base[name].shape
+        merged = torch.empty(math.prod(shape), dtype=torch.float64, device=job.device)
+        for piece, vectors in zip(merged.split(PIECE), vector_pieces(job, name), strict=True):
+            piece.copy_(rule(vectors))
+        yield name, merged.reshape(shape)
 
 
 def kth_smallest(
