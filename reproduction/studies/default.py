@@ -48,7 +48,6 @@ BEST = Calibration(
 )
 LIBRARY = Path(featcal.__file__).parent
 MERGED, AUTO, NO_ADAPTER = "merged", "auto", "none"
-Draws = Each[tuple[PositiveInt, NonNegativeInt]]
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # by adapter, the name of its size
 
 
@@ -57,7 +56,6 @@ class DefaultStudy(Study):
 
     mergers:  settings by method; none looks at data.
     draws:    number of samples and seed, in the order in which they are run.
-    further:  draws of single mergers, by merger, run last.
     scored:   test samples of each task. Default: all. Language models take all tests.
     rank, hidden, lr, steps: every combination is a trial of an adapter.
     """
@@ -68,8 +66,7 @@ class DefaultStudy(Study):
     paper: Calibration
     suite: Calibration
     mergers: Mapping[str, Mapping[str, Any]]
-    draws: Draws
-    further: Mapping[str, Draws] = {}
+    draws: Each[tuple[PositiveInt, NonNegativeInt]]
     batch: PositiveInt
     rank: Each[PositiveInt]
     hidden: Each[PositiveInt]
@@ -83,9 +80,6 @@ class DefaultStudy(Study):
             settings_of(method, options, f"default.mergers.{method}")
             expected = "must be a merger that looks at no data"
             require(not method_named(method).needs, "default.mergers", method, expected)
-        for method, draws in self.further.items():
-            new = method in self.mergers and not {*draws} & {*self.draws}
-            require(new, "default.further", method, "must name a merger, with draws not in `draws`")
 
     @property
     def fixed(self) -> dict[str, Calibration]:
@@ -101,7 +95,7 @@ class DefaultStudy(Study):
 
     def store(self, setup: Setup) -> Path:
         """Return the folder of finished draws of these settings, experts and code."""
-        settings = self.model_dump(exclude={"mergers", "draws", "further"})
+        settings = self.model_dump(exclude={"mergers", "draws"})
         weights = [file for e in setup.experts.values() for file in sorted(e.glob("*.safetensors"))]
         code = [*sorted(LIBRARY.rglob("*.py")), Path(__file__)]
         digest = fingerprint(settings, [*weights, *code])
@@ -110,9 +104,7 @@ class DefaultStudy(Study):
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every draw; finished ones are kept until all are."""
         store, files, jobs, earlier = self.store(setup), [], dict[str, Any](), 0.0
-        runs = [(draw, name) for draw in self.draws for name in self.mergers]
-        runs += [(draw, name) for name, draws in self.further.items() for draw in draws]
-        for (n, seed), name in runs:
+        for (n, seed), name in product(self.draws, self.mergers):
             mark = fingerprint(self.mergers[name], [])
             files.append(file := store / f"{name}-{n}-{seed}-{mark}.json")
             if file.is_file():
