@@ -276,10 +276,10 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
 
 
 class BatchStream:
-    """Batches of one task, read once and digested; kept for plans with several stacks."""
+    """Batches of one task, read once and, if asked, digested; kept for plans with several stacks."""
 
-    def __init__(self, batches: Batches, plan: BlockPlan, spool: Spool):
-        self._batches = iter(lasting(batches))
+    def __init__(self, batches: Batches, plan: BlockPlan, spool: Spool, digested: bool = True):
+        self._batches, self._digested = iter(lasting(batches)), digested
         self.digest = Digest()
         self._kept = SpooledList(spool) if len(plan.stacks) > 1 else None
 
@@ -296,7 +296,7 @@ class BatchStream:
             yield from self._kept
             return
         for batch in self._batches:
-            if isinstance(batch, Mapping):
+            if self._digested and isinstance(batch, Mapping):
                 self.digest.add(*batch, *tree_leaves(dict(batch)))
             if self._kept is not None:
                 self._kept.append(batch)

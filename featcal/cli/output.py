@@ -92,8 +92,8 @@ def log_to(file: str, level: str) -> None:
     LOG.setLevel(min(handler.level, logging.INFO))
 
 
-def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table that has rows; all columns but the first are aligned right."""
+def table(title: str, columns: list[str], rows: list[list[str]], right: bool = True) -> None:
+    """Print a table that has rows; all columns but the first are aligned right by default."""
     from rich.table import Table
 
     if not rows:
@@ -103,7 +103,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     # a single space between columns: agreement with experts fits 80 characters
     grid = Table(box=None, pad_edge=False, collapse_padding=True)
     for i, column in enumerate(columns):
-        grid.add_column(column, justify="right" if i else "left", overflow="fold")
+        grid.add_column(column, justify="right" if i and right else "left", overflow="fold")
     for row in rows:
         grid.add_row(*row)
     output.print(grid, soft_wrap=False)
