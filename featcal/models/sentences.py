@@ -149,7 +149,10 @@ def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
         problem = f"a dense layer of {source} with {name}, a residual or no safetensors"
         raise BadFile(folder, f"{problem} is not supported", USE_LIBRARY)
     tensors, activation = read_safetensors(folder / "model.safetensors"), getattr(nn, kind)()
-    W = tensors["linear.weight"]
+    if (W := tensors.get("linear.weight")) is None:
+        raise BadFile(
+            folder / "model.safetensors", "has no tensor linear.weight", "save the model anew"
+        )
     b = tensors.get("linear.bias", torch.zeros(len(W)))
     return lambda vectors: activation(vectors @ W.to(vectors).T + b.to(vectors))
 

@@ -238,11 +238,16 @@ def sentence_folder(folder: Path, pooling: dict) -> None:
     save_file({"linear.weight": torch.eye(8, width) + 0.1}, folder / "2_Dense/model.safetensors")
 
 
-@pytest.mark.parametrize("value", "Linear init Threshold token_embeddings residual".split())
+@pytest.mark.parametrize(
+    "value", "Linear init Threshold token_embeddings residual linear.weight".split()
+)
 def test_a_dense_layer_with_what_it_cannot_compute_here_is_refused(tmp_path, value):
     sentence_folder(tmp_path, {"pooling_mode": "mean"})
     config = {"residual": {"use_residual": True}, "token_embeddings": {"module_input_name": value}}
     config = config.get(value, {"activation_function": f"torch.nn.{value}"})
+    if value == "linear.weight":
+        config = {}
+        save_file({"weight": torch.eye(2)}, tmp_path / "2_Dense/model.safetensors")
     (tmp_path / "2_Dense/config.json").write_text(json.dumps(config))
     with pytest.raises(BadFile, match=value):
         dense_layer(tmp_path / "2_Dense")
