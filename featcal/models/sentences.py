@@ -140,19 +140,17 @@ def pooling_modes(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
 
 def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
     """Return a Dense module: a linear layer and its activation. Raises: BadFile."""
-    config = optional_json(folder / "config.json")
+    config, file = optional_json(folder / "config.json"), folder / "model.safetensors"
     name = config.get("activation_function", "Tanh")
     kind = str(name).rsplit(".", 1)[-1]
-    supported = (folder / "model.safetensors").is_file() and not config.get("use_residual")
+    supported = file.is_file() and not config.get("use_residual")
     source = config.get("module_input_name", "sentence_embedding")
     if not supported or kind not in ACTIVATIONS or source != "sentence_embedding":
         problem = f"a dense layer of {source} with {name}, a residual or no safetensors"
         raise BadFile(folder, f"{problem} is not supported", USE_LIBRARY)
-    tensors, activation = read_safetensors(folder / "model.safetensors"), getattr(nn, kind)()
+    tensors, activation = read_safetensors(file), getattr(nn, kind)()
     if (W := tensors.get("linear.weight")) is None:
-        raise BadFile(
-            folder / "model.safetensors", "has no tensor linear.weight", "save the model anew"
-        )
+        raise BadFile(file, "has no tensor linear.weight", "save the model anew")
     b = tensors.get("linear.bias", torch.zeros(len(W)))
     return lambda vectors: activation(vectors @ W.to(vectors).T + b.to(vectors))
 

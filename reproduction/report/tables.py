@@ -81,7 +81,7 @@ def row_name(upstream: str, method: str) -> str:
 
 
 def short_name(method: str, setting: str) -> str:
-    """Return how a row of several settings is told apart; adapters, not tuned, by their size."""
+    """Return the short name of a row's settings; for adapters, which were not tuned, of their size."""
     return (SIZE_NAMES if method in ADAPTERS else SHORT)[setting]
 
 

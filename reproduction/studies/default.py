@@ -21,13 +21,20 @@ from itertools import product
 from pathlib import Path
 from shutil import rmtree
 from time import process_time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor, nn
 
 import featcal
+from featcal.baselines.adapters import Adapters, Pair
+from featcal.baselines.training import pool_features
+from featcal.calibration import choose
+from featcal.core.precision import wide
 from featcal.files import read_json, write_json
 from featcal.merging.registry import method_named, settings_of
+from featcal.models.batch import output_embeddings, unit_length
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
@@ -36,11 +43,6 @@ from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
 from reproduction.results import CANDIDATES, DEFAULT, GREEDY, Row
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from featcal.baselines.adapters import Adapters, Pair
 
 # a preset of featcal until auto replaced it: what did best on validation samples of synthetic images
 BEST = Calibration(
@@ -84,10 +86,8 @@ class DefaultStudy(Study):
     @property
     def fixed(self) -> dict[str, Calibration]:
         """Return the fixed settings by name, equal ones once."""
-        from featcal.calibration.choose import CANDIDATES as CHOICES
-
         candidates = {"paper": self.paper, "suite": self.suite}
-        candidates |= {"large anchor": CHOICES["large anchor"], "best": BEST}
+        candidates |= {"large anchor": choose.CANDIDATES["large anchor"], "best": BEST}
         names: dict[Calibration, str] = {}
         for name, settings in candidates.items():
             names.setdefault(settings, name)
@@ -127,12 +127,12 @@ class Case:
 
     setup: Setup
     study: DefaultStudy
-    base: "nn.Module"
-    experts: "Mapping[str, nn.Module]"
-    merged: "nn.Module"
+    base: nn.Module
+    experts: Mapping[str, nn.Module]
+    merged: nn.Module
     batches: Mapping[str, Sequence[Any]]
-    pairs: "Mapping[str, Pair]"
-    heads: "Mapping[str, Tensor] | None"
+    pairs: Mapping[str, Pair]
+    heads: Mapping[str, Tensor] | None
     seed: int
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -145,13 +145,11 @@ class Case:
         self.seconds[name] = self.seconds.get(name, 0.0) + process_time() - start
         return result
 
-    def last_and_held_out(self, task: str) -> "tuple[Tensor, Tensor]":
+    def last_and_held_out(self, task: str) -> tuple[Tensor, Tensor]:
         """Return masks (n,) of a task's samples: for auto's last calibration, and held out."""
-        from featcal.calibration.choose import parts_of
+        return choose.parts_of(len(self.pairs[task].sizes))[1:]
 
-        return parts_of(len(self.pairs[task].sizes))[1:]
-
-    def tuned(self, method: str) -> "tuple[Adapters | None, dict[str, float]]":
+    def tuned(self, method: str) -> tuple[Adapters | None, dict[str, float]]:
         """Return the best trial's adapters, trained on the samples of auto's last calibration,
         and the divergences of all trials; a training of the most steps gives those with fewer.
         """
@@ -175,10 +173,8 @@ class Case:
         self.seconds[method] = process_time() - start
         return adapters, divergence
 
-    def divergence(self, adapters: "Adapters | None") -> float:
+    def divergence(self, adapters: Adapters | None) -> float:
         """Return KL(expert ‖ adapted) on held-out samples, the mean over tasks and samples."""
-        import torch
-
         total = 0.0
         for task, pair in self.pairs.items():
             held_out = pair.of(self.last_and_held_out(task)[1].nonzero()[:, 0])
@@ -195,20 +191,15 @@ def divergence(features: Any, expert: Any, head: Any, models: Sequence[Any] = ()
     """Return KL(expert ‖ model) of rows of features, (n,), by unit class vectors times the logit
     scale (K, p), or by the models' own language heads.
     """
-    from featcal.calibration.choose import Scores, kl_and_top1
-    from featcal.core.precision import wide
-    from featcal.models.batch import output_embeddings, unit_length
-
+    rows = features, expert
     if head is None:
-        return kl_and_top1(*map(Scores, (features, expert), map(output_embeddings, models)))[0]
-    scores = (Scores(unit_length(wide(x)) @ head.to(x.device).T) for x in (features, expert))
-    return kl_and_top1(*scores)[0]
+        return choose.kl_and_top1(*map(choose.Scores, rows, map(output_embeddings, models)))[0]
+    scores = (choose.Scores(unit_length(wide(x)) @ head.to(x.device).T) for x in rows)
+    return choose.kl_and_top1(*scores)[0]
 
 
 def run(setup: Setup, study: DefaultStudy, merger: str, n: int, seed: int, file: Path) -> None:
     """Write the results of one merger and draw."""
-    from featcal.baselines.training import pool_features
-
     keep_freed_memory()
     base = setup.load(setup.base)
     experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
